@@ -1,13 +1,12 @@
-"""Runs the GPU tests and measures every GPU row of the tables, in under eight minutes.
-
-The section `modern` comes on top; it has not been run yet.
+"""Runs the GPU tests and measures every GPU row of the tables.
 
 python benchmarks/gpu.py [--out FOLDER] [SECTION ...]
 python benchmarks/gpu.py studies [--minutes 10] [--plan]     (benchmarks/studies.py)
 
-Each section runs in its own process with a time limit, prints a table and writes its numbers to
-<out>/<section>.json. The script prints a failure or a timeout and starts the next section.
-Nothing is downloaded; `correctness` runs pytest (pip install -e '.[test]').
+The sections `peers` and `depths` run only if they are named.  Each section runs in its own process
+with a time limit, prints a table and writes its numbers to <out>/<section>.json. The script prints
+a failure or a timeout and starts the next section.  Nothing is downloaded; `correctness` runs
+pytest (pip install -e '.[test]').
 """
 
 import argparse
@@ -15,6 +14,7 @@ import json
 import os
 import platform
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import studies
+from benchmarks import studies, waits
 from benchmarks.peers import bench, report
 from deepstack.cli.output import emit
 from deepstack.config import Config, load_config, memory_estimate, with_overrides
@@ -36,7 +36,9 @@ from deepstack.training import memory_limit, temporary_run, train
 
 ROOT = Path(__file__).resolve().parents[1]
 NARROW, WIDE = ROOT / "configs" / "bench_narrow.yaml", ROOT / "configs" / "bench_wide.yaml"
-MODERN = ROOT / "configs" / "decoder_96.yaml"
+MIDDLE = ROOT / "configs" / "deepnorm_1000_gpu.yaml"
+MODERN, DEEP = ROOT / "configs" / "decoder_96.yaml", ROOT / "configs" / "deepnorm_1000.yaml"
+STUDY = ROOT / "experiments" / "model_update_vs_depth" / "study_gpu.yaml"
 
 SHARED = {"runtime.cuda_graph": True, "runtime.compile": False, "runtime.fused": False}
 FAST_PATHS = {
@@ -76,10 +78,31 @@ def stepping(config: Config) -> Iterator[Callable[[], None]]:
         yield step
 
 
+def user() -> dict[str, Any]:
+    """Time what a user waits for: a run of 1000 layers, and the runs of a short sweep."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        whole = waits.command_seconds("train", DEEP, "--quiet", "--out", out / "whole")
+        rows = waits.phases(load_config(DEEP), out / "phases")
+        sweep = ["sweep", STUDY, "model.depth=6", "--seeds", ",".join(map(str, range(12)))]
+        sweep += ["--schemes", "post_ln", "--quiet", "--out", out / "sweep"]
+        seconds = waits.command_seconds(*sweep)
+        runs = waits.sweep_rows(out / "sweep")
+    beside = [run["beside, s"] for run in runs if run["beside, s"] is not None]
+    return {
+        "rows": rows,
+        "deepstack train configs/deepnorm_1000.yaml, s": whole,
+        "sweep of 12 runs, s": seconds,
+        "workers": len({run["worker"] for run in runs}),
+        "s a run beside its steps, median": statistics.median(beside) if beside else None,
+        "runs": runs,
+    }
+
+
 def narrow() -> dict[str, Any]:
-    """Time the narrow size beside an eager peer, with every fast path, and its kernels."""
+    """Time the narrow size beside torch and JAX, with every fast path, and its kernels."""
     config = with_overrides(load_config(NARROW), {"runtime.device": "cuda"})
-    measured = bench(config, steps=3, peers=["torch"], say=say)
+    measured = bench(config, steps=3, peers=["torch", "jax"], say=say)
     result = report(config, measured, " ".join(sys.argv), str(NARROW))
     paths = {name: kernel_times(with_overrides(config, keys)) for name, keys in FAST_PATHS.items()}
     return {"rows": result["rows"], "ratios": result["ratios"], **paths}
@@ -127,6 +150,13 @@ def peers() -> dict[str, Any]:
     measured = bench(config, steps=5, say=say)
     result = report(config, measured, " ".join(sys.argv), str(WIDE))
     return {"rows": shares(result["rows"], matrix_rate()), "ratios": result["ratios"]}
+
+
+def middle() -> dict[str, Any]:
+    """Time 1000 layers of width 256 beside JAX."""
+    measured = bench(load_config(MIDDLE), steps=5, peers=["jax"], say=say)
+    result = report(load_config(MIDDLE), measured, " ".join(sys.argv), str(MIDDLE))
+    return {"rows": result["rows"], "ratios": result["ratios"]}
 
 
 def modern() -> dict[str, Any]:
@@ -210,8 +240,10 @@ def say(line: str) -> None:
 # section -> time limit in seconds
 SECTIONS: dict[Callable[[], dict[str, Any]], int] = {
     correctness: 150,
+    user: 170,
     narrow: 110,
     wide: 100,
+    middle: 120,
     peers: 150,
     modern: 150,
     depths: 100,
@@ -220,6 +252,8 @@ SECTIONS: dict[Callable[[], dict[str, Any]], int] = {
 
 
 UNTIMED = ("correctness", "deep")
+BY_NAME = ("peers", "depths")
+"""Sections that run only if they are named: the others take less than eight minutes together."""
 
 
 def show(result: dict[str, Any]) -> None:
@@ -239,7 +273,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/gpu"))
     parser.add_argument("--here", action="store_true", help="run the section in this process")
     arguments = parser.parse_args()
-    arguments.sections = arguments.sections or list(names)
+    arguments.sections = arguments.sections or [name for name in names if name not in BY_NAME]
     if unknown := set(arguments.sections) - set(names):
         parser.error(f"no section {', '.join(unknown)}; there are {', '.join(names)}")
     if not torch.cuda.is_available():

@@ -23,7 +23,8 @@ import torch
 
 from deepstack.base.errors import ResourceError
 from deepstack.cli.output import emit
-from deepstack.config import Config, load_study
+from deepstack.config import Config, load_study, validation_sequences
+from deepstack.config.estimate import predicted_positions
 from deepstack.config.sizes import layer_counts
 from deepstack.model import flops_of
 from deepstack.sweeps import Cell, plan
@@ -69,7 +70,8 @@ def estimate_seconds(config: Config) -> float:
     evaluations = 2 + (train.steps // train.eval_every if train.eval_every else 0)
     passes = records(config.log.layers_every, train.steps)
     passes += 16 / 3 * records(getattr(config.log, "attribution_every", 0), train.steps)
-    steps = step * (train.steps + evaluations * train.eval_batches / 3)
+    sequences = validation_sequences(config, config.task.seq_len, predicted_positions(config))
+    steps = step * (train.steps + evaluations * sequences / train.batch_size / 3)
     return START + layers * (LAYER_START + EAGER_STEP * passes) + steps
 
 

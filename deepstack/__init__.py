@@ -13,8 +13,6 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from deepstack.base.moved import find_former_names
-
 if sys.platform == "win32":
     sys.tracebacklimit = 0  # the sentence alone
     raise ImportError("deepstack runs on Linux and macOS; on Windows, use it inside WSL 2")
@@ -28,7 +26,6 @@ if sys.flags.optimize > 1:
 
 __version__ = "0.1.0"
 
-find_former_names()
 
 if TYPE_CHECKING:
     from deepstack import schemes as schemes

@@ -68,6 +68,7 @@ def import_jax(config: conf.Config) -> Any:
         with few_processors(choose_threads(config)):
             jax.devices()
         return jax
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # other rows need the GPU's memory too
     jax = importlib.import_module("jax")
     if jax.default_backend() != "gpu":
         raise ShapeError("this JAX has no CUDA; pip install 'jax[cuda12]'")

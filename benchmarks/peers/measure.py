@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -138,16 +139,24 @@ def measure_rows(
     products: bool = True,
 ) -> tuple[bool, list[RowProcess]]:
     """Return whether the rows took turns, and the rows that could be measured."""
+    at_once = device.type == "cuda"
     if fits_at_once(processes, device):
-        return True, take_turns(processes, steps, say, products)
+        return True, take_turns(processes, steps, say, products, at_once)
     say("memory does not hold all rows at once: one follows the other")
-    return False, [p for one in processes for p in take_turns([one], steps, say, products)]
+    return False, [p for one in processes for p in take_turns([one], steps, say, products, False)]
 
 
 def take_turns(
-    processes: Sequence[RowProcess], steps: int, say: Callable[[str], None], products: bool
+    processes: Sequence[RowProcess],
+    steps: int,
+    say: Callable[[str], None],
+    products: bool,
+    at_once: bool,
 ) -> list[RowProcess]:
-    """Time one step of each row, `steps` times, and return the rows that did not fail."""
+    """Time one step of each row, `steps` times, and return the rows that did not fail.
+
+    at_once: whether all rows start at the same time, on a GPU's host with many cores.
+    """
 
     def begin(process: RowProcess) -> None:
         process.begin()
@@ -160,7 +169,8 @@ def take_turns(
             process.time_products()
 
     try:
-        remaining = without_failed(begin, processes, say)
+        with ThreadPoolExecutor(len(processes) if at_once else 1) as starts:
+            remaining = without_failed(begin, processes, say, starts)
         for _ in range(steps):
             remaining = without_failed(one_round, remaining, say)
         return remaining
@@ -173,15 +183,22 @@ def without_failed(
     action: Callable[[RowProcess], None],
     processes: Sequence[RowProcess],
     say: Callable[[str], None],
+    threads: ThreadPoolExecutor | None = None,
 ) -> list[RowProcess]:
     """Call the action with each process and return the ones that did not fail.
 
     A peer that fails is left out with a message.  Raises RowError for a row of deepstack's.
+
+    threads: call the actions in these.
     """
     remaining = []
-    for process in processes:
+    calls = [threads.submit(action, process) if threads else None for process in processes]
+    for process, call in zip(processes, calls, strict=True):
         try:
-            action(process)
+            if call is not None:
+                call.result()
+            else:
+                action(process)
             remaining.append(process)
         except RowError as error:
             process.end()

@@ -69,7 +69,7 @@ class Row:
 LOGGED, UNLOGGED = map(Row, OWN)
 
 # Steps that do not count.  On a CPU deepstack records the second, and the third touches fresh
-# memory; on a GPU it runs three steps eagerly and captures the fourth.
+# memory; on a GPU it runs the first step eagerly and captures the second.
 WARM_UP = 5
 
 # glibc's settings under which a peer keeps the memory that it frees.  By default large buffers go

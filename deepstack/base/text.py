@@ -122,7 +122,7 @@ def float32_text(value: Any) -> str:
     """Return the shortest text that reads back as the same float32; integers stay integers.
 
     None gives the empty cell, NaN `nan`, infinities `inf` and `-inf`. The text depends on the value
-    alone, not on the locale or the machine.
+    alone, not on the locale, the machine or numpy's version.
     """
     if value is None:
         return ""
@@ -131,7 +131,10 @@ def float32_text(value: Any) -> str:
     if isinstance(value, (bool, int, np.integer, np.bool_)):
         return str(int(value))
     with np.errstate(over="ignore"):
-        return str(np.float32(value))
+        number = np.float32(value)
+    if 1e7 <= abs(number) < 1e16:  # numpy below 2.3 writes all digits
+        return np.format_float_scientific(number, trim="-", exp_digits=2)
+    return str(number)
 
 
 def escaped(text: str) -> str:

@@ -36,6 +36,8 @@ def check_command(
 
 def facts_of(settings: Config) -> dict[str, Any]:
     """Return the facts that a config determines, as name -> value."""
+    import torch
+
     from deepstack.diagnostics import check_instruments
     from deepstack.fast import executor_notice, fast_paths_of
     from deepstack.fast.distributed import ALONE
@@ -43,6 +45,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
     from deepstack.schemes import stack_schemes
     from deepstack.tasks import task_of
     from deepstack.training import (
+        Evaluation,
         bf16_support,
         choose_device,
         device_is_here,
@@ -55,12 +58,14 @@ def facts_of(settings: Config) -> dict[str, Any]:
     settings = with_steps(settings)
     model = settings.model
     task = task_of(settings)
+    times, evaluation = task.times_read(settings), Evaluation(task, settings, torch.device("cpu"))
     counts = build_model(settings, vocab_size=task.vocab_size, device="meta").banks.count()
     check_scheme(settings)
     check_instruments(settings.log)
     refuse_cut_settings(settings, ALONE)
     memory = memory_needed(settings, task)
     flops = flops_of(settings, task)
+    final, disk = conf.disk_estimate(settings, task.vocab_size)
     device = choose_device(settings.runtime) if device_is_here(settings.runtime) else None
     where = "GPU" if device is not None and device.type == "cuda" else "machine"
     limit = conf.machine_memory() if device is None else memory_limit(device)
@@ -88,7 +93,9 @@ def facts_of(settings: Config) -> dict[str, Any]:
         "FLOPs a step with the probe": flops.total,
         "FLOPs of the training": settings.train.steps * flops.step,
         "data": task.data.get("name"),
-        **{name.replace("_", " "): value for name, value in task.references.items()},
+        **({"reading": conf.reading_text([times])} if times else {}),
+        **{f"validation {name}": number for name, number in evaluation.record.items()},
+        **{name.replace("_", " "): value for name, value in evaluation.references.items()},
         **{f"parameters {role}": number for role, number in counts.items()},
         "parameters": sum(counts.values()),
         **({"bf16": bf16_support(device)} if half and device is not None else {}),
@@ -96,4 +103,6 @@ def facts_of(settings: Config) -> dict[str, Any]:
         **({"layers computed twice, at once": every} if every else {}),
         "memory estimate (MB)": round(memory / 1e6),
         f"memory of this {where} (MB)": round(limit / 1e6),
+        "disk while it is trained (MB)": round(disk / 1e6, 1),
+        "disk when it is done (MB)": round(final / 1e6, 1),
     }

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 from deepstack.records import Run
 from deepstack.records.run import visible_folders
-from deepstack.runs.learning import Learning, by_success, learning_of
-from deepstack.runs.outcomes import CLEAR, result_of
+from deepstack.runs.best import Best, bests_of, by_success
+from deepstack.runs.outcomes import CLEAR, Result, result_of
 from deepstack.runs.runs import Runs
 from deepstack.runs.series import COMPARED_WITH
-from deepstack.runs.settings import scheme_label
+from deepstack.runs.settings import TASK, scheme_label
+from deepstack.runs.words import count_text, lead_sentence
 
 MOST_GROUPS = 8  # settings, and depths, up to which a sweep has a finding
 
@@ -27,13 +28,23 @@ def run_finding(run: Run) -> str | None:
     values, guess = f"{loss:.2f} against {floor:.2f} nats", guess_of(run)
     if end.share is not None:
         values += f"; {100 * end.share:.0f} % of what can be learnt".replace("-", "−")
-    if end.outcome == "stalled" and loss < floor - CLEAR:
-        return f"{subject} has learned nothing: its untrained stack begins as low ({values})."
-    if abs(loss - floor) <= CLEAR:
-        return f"{subject} has learned nothing from context: it ends level with {guess} ({values})."
-    if loss > floor:
-        return f"{subject} ends {loss - floor:.2f} nats above {guess} ({values})."
-    return f"{subject} has learned from context: {floor - loss:.2f} nats below {guess} ({values})."
+    if end.outcome == "above":
+        return f"{subject} ends {by(loss - floor, end)} above {guess} ({values})."
+    if end.outcome == "trained":
+        gain = by(floor - loss, end)
+        return f"{subject} has learned from context: {gain} below {guess} ({values})."
+    if end.start is not None and loss < floor and abs(loss - end.start) < CLEAR:
+        return f"{subject} has learned nothing: its loss ends as it began ({values})."
+    if end.error is not None and floor - loss > end.error:
+        less = by(floor - loss, end)
+        return f"{subject} has not clearly learned from context: {less} below {guess} ({values})."
+    return f"{subject} has learned nothing from context: it ends level with {guess} ({values})."
+
+
+def by(nats: float, end: Result) -> str:
+    """Return a distance from the loss without context, with its error: '0.47 ± 0.02 nats'."""
+    error = "" if end.error is None else f" ± {end.error:.2f}"
+    return f"{nats:.2f}{error} nats"
 
 
 def next_command(run: Run, words: Sequence[str]) -> str:
@@ -52,30 +63,28 @@ def next_command(run: Run, words: Sequence[str]) -> str:
 
 
 def sweep_finding(runs: Sequence[Run]) -> list[str]:
-    """Return a line per depth with the settings that learned from context, the best first.
+    """Return a line per depth with the settings that learned from context, and the margin.
 
-    Of several learning rates of a setting and depth, it is the best one.
+    Of several learning rates of a setting and depth, it is the best one.  The margin is the lead of
+    the best setting at the greatest depth.
     """
     known = Runs(run for run in runs if run.damage() is None and result_of(run).outcome)
-    depths: dict[int, list[Learning]] = {}
-    for one in learning_of(known.results.values()):
+    depths: dict[int, list[Best]] = {}
+    bests = bests_of(known.results.values())
+    for one in bests:
         depths.setdefault(one.depth, []).append(one)
     if not known or max(len(depths), *map(len, depths.values())) > MOST_GROUPS:
         return []
-    rates = any(one.rate is not None for of_depth in depths.values() for one in of_depth)
+    rates = any(one.is_chosen for of_depth in depths.values() for one in of_depth)
     where = " at the best rate" if rates else ""
     below = f"nats below {guess_of(known[0])} (mean of these)"
+    lead = lead_sentence(bests) if len({run.get(TASK) for run in known}) == 1 else None
+    counts = {n: ", ".join(map(count_text, by_success(depths[n]))) for n in sorted(depths)}
     return [
         f"runs that learned from context{where}, and {below}:",
-        *(f"{n} layers: {', '.join(map(words_on, by_success(depths[n])))}" for n in sorted(depths)),
+        *(f"{n} layers: {text}" for n, text in counts.items()),
+        *([lead] if lead else []),
     ]
-
-
-def words_on(one: Learning) -> str:
-    """Return a setting with its count: 'DeepNorm at its best rate (0.064) 2 of 2 (0.47)'."""
-    rate = "" if one.rate is None else f" at its best rate ({one.rate_text})"
-    gain = f" ({one.gain:.2f})" if one.learnt else ""
-    return f"{one.label}{rate} {one.learnt} of {one.seeds}{gain}"
 
 
 def guess_of(run: Run) -> str:

@@ -27,7 +27,6 @@ from deepstack.config.model_schema import Family as Family
 from deepstack.config.model_schema import Init as Init
 from deepstack.config.model_schema import Model as Model
 from deepstack.config.roles import ROLES as ROLES
-from deepstack.config.schema import MAX_RUNS as MAX_RUNS
 from deepstack.config.schema import Config as Config
 from deepstack.config.schema import Runtime as Runtime
 from deepstack.config.schema import Task as Task
@@ -44,6 +43,11 @@ from deepstack.config.study import Override as Override
 from deepstack.config.study import Study as Study
 from deepstack.config.study import load_study as load_study
 from deepstack.config.study import parse_study as parse_study
+from deepstack.config.study_schema import MAX_RUNS as MAX_RUNS
+from deepstack.config.validation import TOKENS_AT_ONCE as TOKENS_AT_ONCE
+from deepstack.config.validation import evaluation_interval as evaluation_interval
+from deepstack.config.validation import reading_text as reading_text
+from deepstack.config.validation import validation_sequences as validation_sequences
 from deepstack.config.write import annotated_defaults as annotated_defaults
 from deepstack.config.write import to_yaml as to_yaml
 from deepstack.config.write import yaml_of as yaml_of

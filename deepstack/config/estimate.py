@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from deepstack.config.sizes import (
     parameter_count,
     width_inside,
 )
+from deepstack.config.validation import validation_sequences
 
 # the vocabulary of a text of bytes; other tasks' are smaller or not much larger
 BYTES_VOCABULARY = 257
@@ -75,7 +76,8 @@ def memory_terms(
     sequences = sequences_at_once(config)
     tokens, predicted = sequences * sum(lengths), sequences * lengths[-1]
     # int64 tokens and targets of a batch, and whether they are masked
-    held_out = train.batch_size * (8 * sum(lengths) + 9 * lengths[-1])
+    held_out = 8 * sum(lengths) + 9 * lengths[-1]
+    held_out *= validation_sequences(config, sum(lengths), predicted_positions(config, lengths[-1]))
     terms = {
         "Python and torch": 0 if on_gpu(config) else process_bytes(config),
         "data": 0 if on_gpu(config) else data,
@@ -87,7 +89,7 @@ def memory_terms(
         "activations": activations(config, scheme_memory, target_len),
         "gradients of activations": 3 * tokens * max(width_inside(config), 3 * d) * FP32,
         "logits, their softmax and their gradient": head_memory(config, predicted, vocab_size),
-        "validation batches": 0 if on_gpu(config) else train.eval_batches * held_out,
+        "validation batches": 0 if on_gpu(config) else held_out,
         "probe": probe * (2 * lengths[-1] * vocab_size + 4 * sum(lengths) * d) * FP32,
     }
     if train.spectral_penalty:
@@ -124,6 +126,17 @@ def memory_terms(
 def process_bytes(config: Config) -> int:
     """Return the bytes of a process that trains, beside its tensors."""
     return PROCESS_BYTES + RECOMPUTING_BYTES * (recompute_every(config) > 0)
+
+
+def predicted_positions(config: Config, length: int | None = None) -> int:
+    """Return about how many positions of a sequence a task predicts: those that it masks.
+
+    length: of the target; None: seq_len.
+    """
+    length = length or config.task.seq_len
+    rate = config.task.options().get("mask_rate", 0.15)
+    is_masked = config.model.family == "encoder" and isinstance(rate, int | float)
+    return max(1, round(min(rate, 1) * length)) if is_masked else length
 
 
 def head_memory(config: Config, predicted: int, vocab_size: int) -> int:
@@ -177,8 +190,9 @@ def moments(config: Config, by_role: Mapping[str, int]) -> int:
 def disk_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> tuple[int, int]:
     """Bytes on the disk: of the finished run, and at the most while it is being trained.
 
-    The first are its weights and logs, with runtime.keep_optimizer also the optimizer's state; the
-    second are two checkpoints and the draft of a third.
+    The first are its logs and, with runtime.keep_final_weights, its weights, with
+    runtime.keep_optimizer also the optimizer's state; the second are two checkpoints and the draft
+    of a third.
     """
     by_role = parameter_count(config, vocab_size)
     weights = FP32 * sum(by_role.values())
@@ -190,17 +204,21 @@ def disk_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> tuple[i
         logs += int(LAYER_FILES * FP32 * layer_counts(config).all * (snapshots + 2))
     optimizer = moments(config, by_role)
     checkpoint = (optimizer + logs) * config.runtime.keep_optimizer
-    return weights + logs + kept + checkpoint, 3 * (weights + optimizer + logs) + logs + kept
+    final = weights * config.runtime.keep_final_weights + logs + kept + checkpoint
+    return final, 3 * (weights + optimizer + logs) + logs + kept
 
 
 def count_kept(train: Train) -> int:
-    """Return how many weights a run keeps before the last step; of 'log' about as many."""
-    chosen = train.keep_weights
+    """Return how many weights a run keeps before the last step; of 'log' about as many.
+
+    A run of no steps keeps the weights of the start.
+    """
+    chosen, steps = train.keep_weights, max(1, train.steps)
     if isinstance(chosen, tuple):
-        return len({step for step in chosen if step < train.steps})
+        return len({step for step in chosen if step < steps})
     if chosen == "log":
-        return math.ceil(math.log(train.steps + 1, 1.6)) + 1
-    return math.ceil(train.steps / chosen) if chosen else 0
+        return math.ceil(math.log(steps + 1, 1.6)) + 1
+    return math.ceil(steps / chosen) if chosen else 0
 
 
 def recompute_every(config: Config) -> int:
@@ -306,6 +324,12 @@ def on_gpu(config: Config) -> bool:
     return Path("/dev/nvidiactl").exists() and not hidden
 
 
+def numbers_at(keys: Iterable[str], config: Config) -> dict[str, int]:
+    """Return the numbers at dotted keys; a key that follows another one, or 'auto', is left out."""
+    values = {key: attrgetter(key)(config) for key in keys}
+    return {key: value for key, value in values.items() if isinstance(value, int)}
+
+
 def refuse_absurd(config: Config, scheme_memory: SchemeMemory = no_more) -> None:
     """Raise ConfigError, with the estimate, for a run that cannot fit into this machine.
 
@@ -316,11 +340,11 @@ def refuse_absurd(config: Config, scheme_memory: SchemeMemory = no_more) -> None
     needed = memory_estimate(config, scheme_memory=scheme_memory)
     if needed <= ABSURD * memory:
         return
-    usual = Config()
-    sizes = {key: int(attrgetter(key)(config) or 0) for key in SIZES}  # None: follows another key
+    sizes, usual = (numbers_at(SIZES, one) for one in (config, Config()))
     if "d_ff" not in config.model.model_fields_set:
-        del sizes["model.d_ff"]
-    key = max(sizes, key=lambda key: sizes[key] / (attrgetter(key)(usual) or usual.model.depth))
+        sizes.pop("model.d_ff", None)
+    usual |= {"model.decoder_depth": usual["model.depth"], "train.eval_batches": 4}
+    key = max(sizes, key=lambda key: sizes[key] / usual[key])
     most = largest_size(
         config, key, lambda one: memory_estimate(one, scheme_memory=scheme_memory) <= memory
     )

@@ -6,7 +6,8 @@ from typing import Any
 
 from deepstack.base.allowed import Schema, alternatives, schema_of
 from deepstack.base.text import quote_key
-from deepstack.config.schema import Config, StudyFile
+from deepstack.config.schema import Config
+from deepstack.config.study_schema import StudyFile
 
 KeyPath = tuple[str | int, ...]
 """The keys and positions that lead to a value."""

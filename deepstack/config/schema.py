@@ -79,7 +79,7 @@ class Train(Section):
     """Optimisation and evaluation.  Times are in steps."""
 
     steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 300
-    """The number of optimizer steps; 0: measure the start and write no weights."""
+    """The number of optimizer steps; 0: measure the start, and write no weights but kept ones."""
     tokens: Annotated[int, Field(ge=1, le=10**18)] | None = None
     """Instead of steps: the tokens that the model reads in all batches, rounded to steps."""
     flops: Annotated[float, Field(gt=0, le=1e30)] | None = None
@@ -154,8 +154,8 @@ class Train(Section):
     """A training loss above this ends the run as diverged."""
     eval_every: Annotated[int, Field(ge=0, le=1_000_000_000)] = 50
     """Steps between evaluations on held-out batches; 0: only at the start and the end."""
-    eval_batches: Annotated[int, Field(ge=1, le=100_000)] = 4
-    """Held-out batches in an evaluation."""
+    eval_batches: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = "auto"
+    """Held-out batches in an evaluation; 'auto': 1,024 to 8,192 predicted positions."""
 
     keep_weights: (
         Annotated[
@@ -295,10 +295,15 @@ class Runtime(Section):
     """How processes of torchrun share the work: split the batch, or the parameters too."""
     checkpoint_seconds: Annotated[float, Field(ge=0, le=1e9)] = 120.0
     """Seconds between checkpoints."""
+    keep_final_weights: bool = True
+    """Whether a finished run keeps its weights; without them `analyze`, `export` and `model.start`
+    have nothing to read."""
     keep_optimizer: bool = False
     """Whether a finished run keeps the state of its optimizer too, as `train --extend` needs."""
     deterministic: bool = True
     """Whether only deterministic kernels are allowed."""
+
+    _check_kept = unused_without(keep_optimizer={"runtime.keep_final_weights": ()})
 
 
 class Config(Section):
@@ -353,48 +358,3 @@ def flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield from flatten(item, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", item
-
-
-MAX_RUNS, MAX_AXES, MAX_RULES = 10_000, 32, 100
-
-Where = dict[str, list[Any]]
-"""A partial cell: dotted key -> the values of which a cell has one."""
-
-Values = Annotated[list[Any], Field(min_length=1)]
-Lists = Annotated[dict[str, Values], Field(min_length=2, max_length=MAX_AXES)]
-Settings = Annotated[dict[str, Any], Field(min_length=1)]
-
-
-class SweepOverride(Section):
-    """Settings for the cells that match."""
-
-    where: Annotated[Settings, Field(validate_default=True)] = {}
-    """A key with a value, or with a list: any of them."""
-    set: Annotated[Settings, Field(validate_default=True)] = {}
-    """Dotted keys with their values in these cells."""
-
-
-class Sweep(Section):
-    """Makes the file a study: one run for every combination of the values."""
-
-    grid: Annotated[dict[str, Values], Field(max_length=MAX_AXES)] = {}
-    """A dotted key with its values: `model.depth: [6, 48]`."""
-    zip: Lists | Annotated[list[Lists], Field(max_length=MAX_AXES)] = []
-    """Lists that go together: one group of keys, or a list of groups."""
-    exclude: Annotated[list[Settings], Field(max_length=MAX_RULES)] = []
-    """Partial cells; every cell that matches one is left out."""
-    overrides: Annotated[list[SweepOverride], Field(max_length=MAX_RULES)] = []
-    """Settings for the cells that match; of several the last wins."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_empty_parts(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {key: value for key, value in data.items() if value is not None}
-
-
-class StudyFile(Config):
-    """A configuration, or a study with `sweep:`.  Every key has a default."""
-
-    sweep: Sweep = Sweep()

@@ -28,8 +28,9 @@ from deepstack.config.load import (
     rival_lengths,
     to_node,
 )
-from deepstack.config.schema import MAX_RUNS, Config, StudyFile, Where
+from deepstack.config.schema import Config
 from deepstack.config.schema import values as values_by_key
+from deepstack.config.study_schema import MAX_RUNS, StudyFile, Where
 
 Group = dict[str, Node]
 """One factor of the product: a key of the grid, or the keys of a zip, with their lists."""

@@ -13,7 +13,13 @@ from deepstack.diagnostics.instrument import (
 from deepstack.diagnostics.layers import DIAGNOSTICS, Diagnostic, describe, diagnostic, evaluate
 from deepstack.diagnostics.snapshot import Snapshot, take
 from deepstack.diagnostics.sublayer_statistics import SublayerStatistics
-from deepstack.diagnostics.update import ModelUpdate, evaluating, model_update
+from deepstack.diagnostics.update import (
+    ModelUpdate,
+    evaluating,
+    measuring,
+    model_update,
+    token_distance,
+)
 
 import_all(__name__, __path__)
 import_extensions("measure")  # each module registers its diagnostics and instruments
@@ -35,6 +41,8 @@ __all__ = [
     "diagnostic",
     "evaluate",
     "evaluating",
+    "measuring",
     "model_update",
     "take",
+    "token_distance",
 ]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.base.errors import ConfigError, PluginError
-from deepstack.base.registry import Registry, place_of
+from deepstack.base.registry import Registry, nearest, place_of, unknown
 from deepstack.config.instruments import Columns, InstrumentSpec, declare, specs
 from deepstack.diagnostics.snapshot import ADDED
 from deepstack.diagnostics.update import ModelUpdate
@@ -64,7 +64,9 @@ class Instrument:
 
     `measure` returns a row of the log <name>.csv.  `of_layers` returns values of layers for the
     snapshot of the step, which diagnostics read.  An instrument has one of the two, or both.  A run
-    makes one object of each instrument that its configuration turns on.
+    makes one object of each instrument that its configuration turns on.  Its methods run inside of
+    `measuring`: in evaluation mode, without autocast, with plain layers, whose hooks see every
+    call.  One that needs no hooks may enter `state.model.with_fast_paths()`.
 
     columns: columns of the log: symbol, unit and one sentence each.
     every: key in `log` of the interval; by default the instrument's entry in log.instruments.
@@ -148,17 +150,19 @@ def refuse_taken_names(cls: type[Instrument]) -> None:
 
 def check_instruments(log: Any) -> None:
     """Raise ConfigError for an entry of log.instruments that is unknown or has another setting."""
+    settings = {name: one.spec.switch or one.spec.every for name, one in INSTRUMENTS.items()}
+    allowed = [name for name, setting in settings.items() if not setting]
     for name in log.instruments:
-        try:
-            spec = INSTRUMENTS[name].spec
-        except ConfigError as error:
-            raise ConfigError(f"log.instruments: {error}", key="log.instruments") from None
-        if spec.every:
-            setting = spec.switch or spec.every
-            raise ConfigError(
-                f"log.instruments: found {name}, which has a setting of its own; use log.{setting}",
-                key="log.instruments",
-            )
+        near = name if name in settings else nearest(name, settings)
+        if name in allowed:
+            continue
+        if name in settings:
+            text = f"found {name}, which has a setting of its own; use log.{settings[name]}"
+        elif near and settings[near]:
+            text = f"unknown instrument {name!r}; did you mean log.{settings[near]}?"
+        else:
+            text = f"{unknown('instrument', name, allowed)}; your own comes with --plugin FILE"
+        raise ConfigError(f"log.instruments: {text}", key="log.instruments")
 
 
 def checked_row(instrument: Instrument, row: Any, columns: Columns) -> dict[str, float | None]:

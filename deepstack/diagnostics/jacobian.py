@@ -9,7 +9,7 @@ from deepstack.config.instruments import SNAPSHOTS
 from deepstack.diagnostics.instrument import Instrument, RunState
 from deepstack.diagnostics.layers import Values, diagnostic
 from deepstack.diagnostics.snapshot import Snapshot, cut_pass
-from deepstack.diagnostics.update import evaluating
+from deepstack.diagnostics.update import measuring
 from deepstack.model import Transformer
 
 # Random draws for the norm of a Jacobian, over the sequences of the probe batch together.
@@ -66,7 +66,7 @@ def jacobian_norms(
     """
     batch, random = len(tokens), torch.Generator().manual_seed(seed)
     draws = max(2, DRAWS // batch)
-    with evaluating(model), torch.enable_grad(), model.unfused():
+    with measuring(model), torch.enable_grad():
         size = model.inputs(tokens[:1])[-1].numel()  # m
         exact = draws >= size
         draws = size if exact else draws

@@ -24,7 +24,8 @@ class SkippedLayers(Instrument, name="skipped_layers"):
 
     def of_layers(self, state: RunState) -> Mapping[str, Tensor]:
         count = state.config.log.skipped_layers
-        return losses_without(state.model, state.inputs, state.loss, count)
+        with state.model.with_fast_paths():
+            return losses_without(state.model, state.inputs, state.loss, count)
 
 
 @diagnostic("skip_loss", "L without layer l", unit="nats", parts=())

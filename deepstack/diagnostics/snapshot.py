@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from deepstack.diagnostics.sublayer_statistics import SublayerStatistics, record_values
-from deepstack.diagnostics.update import evaluating
+from deepstack.diagnostics.update import evaluating, measuring
 from deepstack.model import Transformer
 from deepstack.model.banks import Bank, layer_norms
 from deepstack.model.sublayers import scaled_linear
@@ -108,7 +108,7 @@ def boundaries(
 def stream_states(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     """Return the stream at every layer boundary: side -> (depth + 1, batch, seq, d_model)."""
     states: dict[str, list[Tensor]] = {side: [] for side in model.stacks}
-    with evaluating(model), model.unfused():
+    with measuring(model):
         for side, _, stream in boundaries(
             model, model.inputs(tokens), memory=model.first_memory(tokens)
         ):

@@ -8,6 +8,7 @@ from deepstack.config.instruments import SNAPSHOTS
 from deepstack.diagnostics.instrument import Instrument, RunState
 from deepstack.diagnostics.layers import Values, diagnostic
 from deepstack.diagnostics.snapshot import Snapshot, stream_states
+from deepstack.diagnostics.update import token_distance
 
 
 class StreamUpdate(Instrument, name="stream_update"):
@@ -31,4 +32,4 @@ def stream_update(snapshot: Snapshot) -> Values:
     if initial is None:
         return {}
     moved = snapshot.states[1:] - initial[1:]
-    return moved.norm(dim=-1).mean(dim=(1, 2))
+    return token_distance(moved, kept=1)

@@ -13,7 +13,7 @@ from deepstack.diagnostics.instrument import Instrument, RunState
 from deepstack.diagnostics.layers import Values, diagnostic
 from deepstack.diagnostics.snapshot import Snapshot
 from deepstack.diagnostics.stream import in_chunks
-from deepstack.diagnostics.update import evaluating
+from deepstack.diagnostics.update import measuring
 from deepstack.model import Transformer
 
 DIRECTIONS = ("forward", "backward")  # `deepstack list` reads it
@@ -70,7 +70,7 @@ def stream_mixing(model: Transformer, tokens: Tensor) -> dict[str, StreamMixing]
         for connections in scheme.per_sublayer("connections")
     ]
     try:
-        with evaluating(model), model.unfused():
+        with measuring(model):
             model.hidden(tokens)
     finally:
         for hook in hooks:

@@ -1,9 +1,10 @@
 """Values of sublayers recorded during a pass, and their statistics."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -215,7 +216,7 @@ def sublayer_statistics(calls: list[ResidualCall]) -> dict[str, Tensor]:
     rest = z - G
     alpha = (rest * x).sum(dim=(1, 2)) / x.square().sum(dim=(1, 2))
     off = (rest - alpha[:, None, None] * x).flatten(1).norm(dim=1) / z.flatten(1).norm(dim=1)
-    is_sum = torch.tensor([call.sums for call in calls], device=x.device) & (off < SAME)
+    is_sum = on_device([float(call.sums) for call in calls], off).bool() & (off < SAME)
     deltas = {
         f"delta_{name}": torch.stack([call.deltas.get(name, nan) for call in calls])
         for name in ("in", "sum", "norm_in", "norm_out")
@@ -236,20 +237,30 @@ def variance(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x - x.mean(dim=-1, keepdim=True), dim=-1).square() / x.shape[-1]
 
 
-def norm_slope(z: Tensor, norms: list[nn.Module | None]) -> Tensor:
+def on_device(values: Sequence[float], like: Tensor) -> Tensor:
+    """Return numbers as a tensor of the dtype and device of `like`, without a copy from the host.
+
+    A captured pass cannot read memory of the host.
+    """
+    runs = [(value, len([*run])) for value, run in groupby(values)]
+    return torch.cat([like.new_full((length,), value) for value, length in runs])
+
+
+def norm_slope(z: Tensor, norms: Sequence[nn.Module | None]) -> Tensor:
     """Return max_i |g_i| / σ(z), or / rms(z) for RMSNorm, epsilon included: (sublayers, tokens).
 
     z: (sublayers, tokens, d).  NaN for other norms and without a norm.
     """
     values = torch.full_like(z[..., 0], float("nan"))
-    for kind in (LayerNorm, RMSNorm):
-        rows = [i for i, norm in enumerate(norms) if type(norm) is kind]
-        if rows:
-            some = [norm for norm in norms if type(norm) is kind]
+    first = 0
+    for kind, run in groupby(norms, type):
+        some: list[Any] = list(run)
+        rows, first = slice(first, first + len(some)), first + len(some)
+        if kind in (LayerNorm, RMSNorm):
             rows_z = z[rows]
             power = variance(rows_z) if kind is LayerNorm else rows_z.square().mean(-1)
             one = rows_z.new_ones(z.shape[-1])
             gains = torch.stack([one if n.gain is None else n.gain.detach() for n in some])
-            eps = rows_z.new_tensor([norm.eps for norm in some])[:, None]
+            eps = on_device([norm.eps for norm in some], rows_z)[:, None]
             values[rows] = gains.abs().amax(dim=1, keepdim=True) * (power + eps).rsqrt()
     return values

@@ -5,10 +5,9 @@ its training step.
 """
 
 from deepstack.fast.accelerate import (
+    PassRecorder,
     compiled,
     enable_fast_paths,
-    forward_recorder,
-    snapshot_recorder,
     step_recorder,
 )
 from deepstack.fast.capture import CapturedStep, on
@@ -29,6 +28,7 @@ __all__ = [
     "FastPaths",
     "Library",
     "Measured",
+    "PassRecorder",
     "ReplayedPass",
     "ReplayedStep",
     "Step",
@@ -38,11 +38,9 @@ __all__ = [
     "enable_fast_paths",
     "executor_notice",
     "fast_paths_of",
-    "forward_recorder",
     "make_step",
     "on",
     "product_functions",
-    "snapshot_recorder",
     "step_recorder",
     "triton_version",
     "use_onednn",

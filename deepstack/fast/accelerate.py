@@ -6,7 +6,7 @@
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.checkpoint import checkpoint
 
 from deepstack import config as conf
-from deepstack.fast.capture import CapturedStep
+from deepstack.fast.capture import CapturedPass, CapturedStep, PassMemory
 from deepstack.fast.fuse import fuse
 from deepstack.fast.fused_sublayers import half_weights, products_of
 from deepstack.fast.gpu.available import makes_kernels
@@ -33,6 +33,9 @@ from deepstack.schemes import Stream
 
 # Snapshots of a run from which on they are replayed: recording takes as long as four eager ones.
 FEW_RECORDS = 8
+# Compiled layers by `compiled_shape`, and the largest number of shapes that are kept.
+MOST_COMPILED = 16
+_compiled: dict[str, dict[Any, Callable[..., Stream]]] = {}
 
 
 def run_fused(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
@@ -107,25 +110,25 @@ def enable_fast_paths(
     model: Transformer,
     paths: FastPaths,
     notify: Callable[[str], None],
-    *,
-    micro_batches: int = 1,
+    config: conf.Config | None = None,
 ) -> None:
     """Make the model run its layers by the chosen fast paths; its numbers stay the same.
 
-    micro_batches: of a batch, whose gradients are added.
     notify: receives a line before something that takes long.
+    config: of the run, whose batches may have parts and whose layers other runs may share.
     """
     on_gpu = model.embedding.is_cuda
     if paths.fused:
         fuse(model.layers, paths.products)
         for product in products_of(model.layers):
-            product.adds_parts = micro_batches > 1
+            product.adds_parts = config is not None and config.train.parts > 1
         if on_gpu and makes_kernels():
             notify("Triton makes kernels; seconds, once on a machine")
     if paths.compiled and on_gpu:  # tell torch's compiler too
         torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled())
     plain = run_fused if paths.fused else run_layers
-    runner = compiled(notify) if paths.compiled else plain
+    shape = "" if config is None else compiled_shape(config)
+    runner = compiled(notify, shape) if paths.compiled else plain
     model.infers = runner is run_fused and not paths.recompute_every
     if paths.recompute_every:
         runner = recomputing(runner, paths.recompute_every, model.training)
@@ -133,19 +136,23 @@ def enable_fast_paths(
         stack.runner = runner
 
 
-def compiled(notify: Callable[[str], None]) -> LayerRunner:
+def compiled(notify: Callable[[str], None], shape: str = "") -> LayerRunner:
     """Return a function that runs every layer by torch.compile of the forward they share.
 
     Equal layers share one graph per mode (with and without gradients).  Its inputs are parameters,
     and constants that differ by layer are 0-d buffers.
 
     notify: receives a line before a compilation.
+    shape: a key of the layers: later runs of this process with an equal one use the same graphs.
+        '' compiles anew.
     """
     # While compiling, torch reads the gradients of inputs and warns about its own access.
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
+    known: dict[Any, Callable[..., Stream]] = _compiled.setdefault(shape, {}) if shape else {}
+    while len(_compiled) > MOST_COMPILED:
+        del _compiled[next(iter(_compiled))]
 
-    @cache  # also by whether it reads a memory: torch limits the graphs of a code object
     def prepare(kind: Any, reads_memory: bool) -> Callable[..., Stream]:
         notify("compiling a layer; this takes up to a minute, once for all layers")
         # A new code object: another stack of this process would use up the limit of this one.
@@ -154,36 +161,80 @@ def compiled(notify: Callable[[str], None]) -> LayerRunner:
 
     def run(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
         for layer in layers:
-            kind: Any = type(layer)
-            x = prepare(kind, memory is not None)(layer, x, memory)
+            key = type(layer), memory is not None  # torch limits the graphs of a code object
+            if key not in known:
+                known[key] = prepare(*key)
+            x = known[key](layer, x, memory)
         return x
 
     return run
 
 
-def forward_recorder(
-    forward: Callable[[Tensor], Tensor], paths: FastPaths, threads: int
-) -> Callable[..., Tensor]:
-    """Return a model's forward pass without gradients, replayed where C++ kernels replay steps."""
-    kernels = find_kernels(lambda line: None) if paths.executor else ""
-    return forward if isinstance(kernels, str) else ReplayedPass(forward, kernels, threads)
+def compiled_shape(config: conf.Config) -> str:
+    """Return a key of all settings on which the graphs of compiled layers depend."""
+    train, task = config.train, config.task
+    batches = train.batch_size, train.parts, train.eval_batches, config.log.probe_sequences
+    return repr((config.model, task, batches, train.precision, config.runtime.deterministic))
 
 
-def snapshot_recorder(
-    passes: Callable[[Tensor], Any], paths: FastPaths, records: int, threads: int
-) -> Callable[[Tensor], Any]:
-    """Return the passes of a snapshot, replayed where steps are and where there are enough records.
+class PassRecorder:
+    """Makes the passes of a run that are not steps as fast as its steps: replayed, or captured.
 
-    records: number of snapshots of the whole run.
-    threads: of the run.
+    notify: receives why a pass cannot be captured.
+    threads: of the run, which replay a pass.
     """
-    if not paths.replayed or records < FEW_RECORDS:
-        return passes
-    kernels = find_kernels(lambda line: None) if paths.executor else None
-    assert not isinstance(kernels, str), kernels
-    replayed = ReplayedPass(passes, kernels, threads)
-    # Diagnostics may keep the tensors, which the next replay overwrites.
-    return lambda tokens: map_nested(replayed(tokens), torch.clone)
+
+    def __init__(
+        self, paths: FastPaths, threads: int, notify: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self.paths, self.threads, self.notify = paths, threads, notify
+        self.memory = PassMemory() if paths.captured else None
+        self.captured: list[CapturedPass] = []
+
+    def forward(self, function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return a forward pass without gradients, replayed where C++ kernels replay steps."""
+        kernels = find_kernels(lambda line: None) if self.paths.executor else ""
+        if not isinstance(kernels, str):
+            return ReplayedPass(function, kernels, self.threads)
+        return self.capture(function)
+
+    def snapshot(
+        self,
+        passes: Callable[[Tensor], Any],
+        records: int,
+        warm_up: Callable[[Tensor], object] | None = None,
+    ) -> Callable[[Tensor], Any]:
+        """Return the passes of a snapshot, replayed where there are enough records.
+
+        records: number of snapshots of the whole run.
+        warm_up: the passes of a shallow model, see `CapturedPass`.
+
+        Diagnostics may keep the tensors of the result.
+        """
+        fast = self.capture(passes, warm_up)
+        if self.paths.replayed and records >= FEW_RECORDS:
+            kernels = find_kernels(lambda line: None) if self.paths.executor else None
+            assert not isinstance(kernels, str), kernels
+            fast = ReplayedPass(passes, kernels, self.threads)
+        if fast is passes:
+            return passes
+        return lambda tokens: map_nested(fast(tokens), torch.clone)  # the next call overwrites them
+
+    def capture(
+        self,
+        function: Callable[[Tensor], Any],
+        warm_up: Callable[[Tensor], object] | None = None,
+    ) -> Callable[[Tensor], Any]:
+        """Return the function, captured if steps are; see `CapturedPass`."""
+        if self.memory is None:
+            return function
+        self.captured.append(CapturedPass(function, self.memory, self.notify, warm_up))
+        return self.captured[-1]
+
+    def release(self) -> None:
+        """Free the graphs of captured passes."""
+        for one in self.captured:
+            one.release()
 
 
 def step_recorder(

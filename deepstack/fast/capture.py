@@ -1,8 +1,9 @@
-"""Captures a whole training step as CUDA graphs, launched at once instead of kernel by kernel.
+"""Captures a training step and other passes as CUDA graphs instead of launching kernel by kernel.
 
-Three graphs compute the gradients, apply them and probe the model.  The first and the last only
-read parameters, so the probe of one step can run concurrently with the gradients of the next.
-This helps where the kernels are too small to fill a GPU.
+Three graphs of a step compute the gradients, apply them and probe the model.  The first and the
+last only read parameters, so the probe of one step can run concurrently with the gradients of the
+next.  Evaluations and the passes of snapshots are one graph each.  This helps where the kernels
+are too small to fill a GPU.
 """
 
 import time
@@ -21,7 +22,10 @@ from deepstack.fast.step import Measured, Probe, Update
 
 # Eager steps on the capturing stream: libraries and the allocator initialize, and the optimizer
 # creates its state.
-WARM_UP = 3
+WARM_UP = 1
+# Times that a pass is captured before it is launched kernel by kernel for good.  The first capture
+# fails where a library must initialize outside of one; the eager pass after it does that.
+ATTEMPTS = 2
 # Layers per graph, if one graph of all layers is too large.
 LAYERS = 250
 
@@ -54,7 +58,7 @@ class _Recorded(NamedTuple):
 
 
 class CapturedStep:
-    """A step, update then probe, whose fourth and later calls replay CUDA graphs.
+    """A step, update then probe, whose second and later calls replay CUDA graphs.
 
     Inputs and targets are copied into tensors of the graphs.  The returned tensors belong to the
     graphs too; the next call overwrites them.  Learning rates must be tensors, changed in place;
@@ -178,6 +182,86 @@ class CapturedStep:
             return error.__context__ or error  # what went wrong first, inside of the capture
         self.graphs = _Recorded(first, second, third, measured)
         return None
+
+
+class PassMemory:
+    """The memory of the graphs of passes, which run one after the other on one stream."""
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()
+        self.renew()
+
+    def renew(self) -> None:
+        """Take another pool; a failed capture has given the old one back."""
+        self.pool = torch.cuda.graph_pool_handle()
+
+
+class CapturedPass:
+    """A function of one tensor that replays a CUDA graph, one for each shape of its inputs.
+
+    The first call of a shape captures and replays.  If the capture fails, the call runs kernel by
+    kernel, with the same bits, and so do all calls after ATTEMPTS failures.  The tensors of a
+    result belong to the graph; the next call overwrites them.
+
+    function: inputs -> nested tensors; must not wait for the device, and create no state that
+        stays.
+    notify: receives the reason of the last failure.
+    memory: shared by passes that never run at the same time.
+    warm_up: a small function with the same kernels.  Libraries initialize in it, since they cannot
+        while a graph is captured.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Tensor], Any],
+        memory: PassMemory,
+        notify: Callable[[str], None],
+        warm_up: Callable[[Tensor], object] | None = None,
+    ) -> None:
+        self.function, self.memory, self.notify = function, memory, notify
+        self.warm_up, self.failures = warm_up, 0
+        self.captured: dict[torch.Size, tuple[Tensor, Graphs, Any]] = {}
+
+    def __call__(self, inputs: Tensor) -> Any:
+        if inputs.shape not in self.captured and self.failures < ATTEMPTS:
+            self.capture(inputs)
+        if inputs.shape not in self.captured:
+            return self.function(inputs)
+        own, graphs, results = self.captured[inputs.shape]
+        own.copy_(inputs)
+        graphs.replay()
+        return results
+
+    def capture(self, inputs: Tensor) -> None:
+        """Capture the function for inputs of this shape; this launches nothing."""
+        if self.warm_up is not None:
+            with on(self.memory.stream):
+                self.warm_up(inputs)
+            self.warm_up = None
+        own, random = inputs.clone(), torch.cuda.get_rng_state()
+        torch.cuda.synchronize()
+        try:
+            graphs, results = capture_graphs(
+                lambda: self.function(own), self.memory.pool, self.memory.stream
+            )
+        except RuntimeError as error:
+            abandon([self.memory.pool], random)
+            free_frames(error)
+            self.memory.renew()
+            self.failures += 1
+            cause = error.__context__ or error  # the first error, inside of the capture
+            if self.failures == ATTEMPTS:
+                why = str(cause).splitlines()[0]
+                self.notify(f"kernels of a pass are launched one by one; it is not captured: {why}")
+            return
+        self.captured[inputs.shape] = own, graphs, results
+
+    def release(self) -> None:
+        """Free the graphs and their memory, and forget the function, which may hold a run."""
+        for _, graphs, _ in self.captured.values():
+            graphs.reset()
+        self.captured.clear()
+        del self.function
 
 
 def weakly(method: Callable[[], None]) -> Callable[[], None]:

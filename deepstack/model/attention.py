@@ -58,7 +58,7 @@ class Heads(LinearMaps):
         self, model: conf.Model, slots: Slots, joins: Joins, qk: QueriesAndKeys | None
     ) -> None:
         super().__init__(model, slots, joins)
-        self.n_heads, self.qk = model.n_heads, qk
+        self.n_heads, self.qk, self.listener = model.n_heads, qk, None
 
     def by_head(self, x: Tensor) -> Tensor:
         """Split by head: (batch, seq, d_model) -> (batch, head, seq, d_head)."""

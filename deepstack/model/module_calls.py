@@ -1,6 +1,6 @@
 """Calls of a PyTorch model that deepstack did not build: its modules, its outputs and its layers.
 
-Nothing here changes the model: modes, random states and hooks are restored.
+Nothing here changes the model: all that it holds, random states and hooks are restored.
 """
 
 import random
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import nearest
+from deepstack.model.module_state import KeptState
 
 T = TypeVar("T")
 
@@ -167,15 +168,23 @@ def unsynchronised(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
+def undisturbed(
+    model: nn.Module, *values: Any, written: Sequence[nn.Parameter] = ()
+) -> Iterator[None]:
     """Disable training mode, gradients, autocast, compilation and torch's fused encoder kernels.
 
-    Restores modes and random states afterwards.  Compiled code keeps the hooks of the call that
+    Afterwards modes, random states and all that the modules and these values hold are as they were
+    (`KeptState`).  The flag `training` is set on each module: some layers merge weights, and round
+    them, in the methods that switch the mode.  Compiled code keeps the hooks of the call that
     compiled it, and fused encoders turn a padded batch into a nested tensor: neither can be read.
     Modules of DistributedDataParallel run without the other processes; a model of fully_shard needs
     them, and is sharded again afterwards.
+
+    values: of the call, such as the batch.
+    written: parameters that the model changes.
     """
     reshard(model)
+    state = KeptState(model, values, written)
     training = [module for module in model.modules() if module.training]
     devices = {t.device for t in model.parameters() if t.device.type == "cuda"}
     device = next((t.device.type for t in model.parameters()), "cpu")
@@ -199,6 +208,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fused)
         for module in training:
             module.training = True
+        state.restore()
         random.setstate(plain)
         np.random.set_state(numbers)
 

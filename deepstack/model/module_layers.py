@@ -32,7 +32,11 @@ class Visit(NamedTuple):
 
 
 def find_layers(
-    model: nn.Module, batch: Any, layers: Layers, width: int | None = None
+    model: nn.Module,
+    batch: Any,
+    layers: Layers,
+    width: int | None = None,
+    written: Sequence[nn.Parameter] = (),
 ) -> tuple[str, list[nn.Module]]:
     """Return the name of the container of the layers, and the layers.
 
@@ -42,6 +46,7 @@ def find_layers(
     is no such ModuleList, a Sequential of equal modules counts.
 
     width: of F, if it is known; the members have it too.
+    written: parameters that a forward pass writes into.
 
     Raises ConfigError if no list fits, or if the members of two take turns.
     """
@@ -58,7 +63,8 @@ def find_layers(
     if not lists and not sequences:
         raise ConfigError(f"layers: the model has no ModuleList; {REMEDY}")
     ends = {last_module(m) for members in [*lists.values(), *sequences.values()] for m in members}
-    visits = visits_of(model, batch, ends)
+    with undisturbed(model, batch, written=written):
+        visits = visits_of(model, batch, ends)
     outer = outermost(modules, {**lists, **sequences})
     for named in (lists, sequences):
         fitting = {
@@ -124,7 +130,7 @@ def visits_of(model: nn.Module, batch: Any, ends: set[nn.Module]) -> list[Visit]
         same = before is not None and before[0] == width
         visits.append(Visit(module, width if same else 0, before[1] if before else (0.0, 0.0)))
 
-    with undisturbed(model), ExitStack() as hooks:
+    with ExitStack() as hooks:
         for module in ends:
             hooks.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
             hooks.callback(module.register_forward_hook(leave).remove)

@@ -7,20 +7,23 @@ from torch import Tensor, nn
 
 
 class Rotation(nn.Module):
-    """(h_2i, h_2i+1) turned by the angle p θ_i at position p, θ_i = 10000^(-2i/d_head).
+    """(h_2i, h_2i+1) turned by the angle p θ_i at position p, θ_i = base^(-2i/d_head).
 
     So q·k depends on the distance of two positions, and the stream contains no positions.  h:
     (batch, head, seq, d_head), d_head even.  Su et al. 2021, arXiv:2104.09864, equation 34.
+
+    The tables have the default type of torch, fp32 at least.
     """
 
-    def __init__(self, seq_len: int, d_head: int) -> None:
+    def __init__(self, seq_len: int, d_head: int, base: float = 10000.0) -> None:
         super().__init__()
         at = torch.arange(seq_len, dtype=torch.float64, device="cpu")[:, None]
-        rate = 10000 ** (-torch.arange(0, d_head, 2, dtype=torch.float64, device="cpu") / d_head)
+        rate = base ** (-torch.arange(0, d_head, 2, dtype=torch.float64, device="cpu") / d_head)
         angle = (at * rate).repeat_interleave(2, dim=1)
         sign = torch.tensor([-1.0, 1.0], dtype=torch.float64, device="cpu").repeat(d_head // 2)
-        self.cos = nn.Buffer(torch.cos(angle).float(), persistent=False)
-        self.sin = nn.Buffer((sign * torch.sin(angle)).float(), persistent=False)
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.cos = nn.Buffer(torch.cos(angle).to(dtype), persistent=False)
+        self.sin = nn.Buffer((sign * torch.sin(angle)).to(dtype), persistent=False)
 
     def forward(self, h: Tensor, first: int = 0) -> Tensor:
         """Return h rotated, where `first` is the position of its first token."""

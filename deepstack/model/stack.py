@@ -1,7 +1,6 @@
 """Layers, and a stack of them with one scheme: an encoder, a decoder, or one side of both."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -54,16 +53,19 @@ class Layer(nn.Module):
         pairs = zip(self.sublayer_functions, self.readers, strict=True)
         return tuple(partial(G, memory=memory) if reads else G for G, reads in pairs)
 
-    @contextmanager
-    def unfused(self) -> Iterator[None]:
-        """Run sublayers and norms as modules inside the block, without fast paths."""
-        before = self.sublayer_functions, self.layer_function, self.scheme.norm_functions
+    @property
+    def functions(self) -> tuple[Any, ...]:
+        """The functions that run sublayers, layer and norms: modules, or those of fast paths."""
+        return self.sublayer_functions, self.layer_function, self.scheme.norm_functions
+
+    @functions.setter
+    def functions(self, functions: tuple[Any, ...]) -> None:
+        self.sublayer_functions, self.layer_function, self.scheme.norm_functions = functions
+
+    def call_modules(self) -> None:
+        """Run sublayers and norms as modules, without fast paths."""
         self.sublayer_functions, self.layer_function = self.modules_in_order(), None
         self.scheme.call_norms(None)
-        try:
-            yield
-        finally:
-            self.sublayer_functions, self.layer_function, self.scheme.norm_functions = before
 
 
 Layers = Sequence[nn.Module]

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -76,6 +77,8 @@ class BertHead(TiedHead):
 
 
 ReadOut = Callable[[Tensor, TiedHead, nn.Parameter], Tensor]
+Functions = tuple[bool, list[LayerRunner], list[tuple[Any, ...]]]
+"""`infers` of a model, the runner of each stack, and the functions of each layer."""
 
 HEADS: dict[str, type[TiedHead]] = {"tied": TiedHead, "separate": SeparateHead, "bert": BertHead}
 
@@ -128,6 +131,7 @@ class Transformer(nn.Module):
         self.head.factor = next(iter(schemes.values())).head_factor
         self.document_end = model.document_end
         self.infers = False  # whether a pass without gradients uses torch's inference mode
+        self._fast: Functions | None = None  # those outside of `unfused`
         self.batch_norms = [norm for _, norm in self.named_batch_norms()]
 
     @property
@@ -181,13 +185,41 @@ class Transformer(nn.Module):
     @contextmanager
     def unfused(self) -> Iterator[None]:
         """Run all layers one after the other as modules inside the block."""
-        with ExitStack() as before:
-            before.callback(setattr, self, "infers", self.infers)
-            self.infers = False
-            for layer in self.layers:
-                before.enter_context(layer.unfused())
-            before.enter_context(self.replace_runner(lambda _: run_layers))
+        before = self._functions()
+        self._fast = before if self._fast is None else self._fast
+        self.infers = False
+        for layer in self.layers:
+            layer.call_modules()
+        for stack in self.stacks.values():
+            stack.runner = run_layers
+        try:
             yield
+        finally:
+            self._fast = None if self._fast is before else self._fast
+            self._set_functions(before)
+
+    @contextmanager
+    def with_fast_paths(self) -> Iterator[None]:
+        """Run the layers by the fast paths again, in a block inside of `unfused`."""
+        before = self._functions()
+        if self._fast is not None:
+            self._set_functions(self._fast)
+        try:
+            yield
+        finally:
+            self._set_functions(before)
+
+    def _functions(self) -> Functions:
+        """Return all that decides how layers run: modules, or fast paths."""
+        runners = [stack.runner for stack in self.stacks.values()]
+        return self.infers, runners, [layer.functions for layer in self.layers]
+
+    def _set_functions(self, functions: Functions) -> None:
+        self.infers, runners, of_layers = functions
+        for stack, runner in zip(self.stacks.values(), runners, strict=True):
+            stack.runner = runner
+        for layer, of_layer in zip(self.layers, of_layers, strict=True):
+            layer.functions = of_layer
 
     def named_batch_norms(self) -> list[tuple[str, BatchNorm]]:
         """Return every batch norm with its path: `encoder.layers.0.…`, `encoder.final_norm`."""
@@ -268,4 +300,5 @@ def sinusoidal(seq_len: int, d: int) -> Tensor:
     at = torch.arange(seq_len, dtype=torch.float64, device="cpu")[:, None]
     rate = 10000 ** (-torch.arange(0, d, 2, dtype=torch.float64, device="cpu") / d)
     pairs = torch.stack([torch.sin(at * rate), torch.cos(at * rate)], dim=2)
-    return (pairs.flatten(1)[:, :d] * math.sqrt(2 / d)).float()
+    table = pairs.flatten(1)[:, :d] * math.sqrt(2 / d)
+    return table.to(torch.promote_types(torch.get_default_dtype(), torch.float32))

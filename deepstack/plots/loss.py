@@ -15,7 +15,7 @@ from deepstack.plots.page import axis_label
 from deepstack.plots.panel import Panel
 from deepstack.plots.style import DASHES, number, shades, tried_axis
 from deepstack.records import Run
-from deepstack.runs.learning import runs_by_rate
+from deepstack.runs.cells import runs_by_rate
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import LR, TASK, depths_of, require
 from deepstack.runs.statistics import (
@@ -150,6 +150,7 @@ def loss_vs_lr(runs: Runs, *, options: Options) -> Chart:
     curves = {cell: rows[rows["mark"] != "diverged"] for cell, rows in curves.items()}
     shown = [s for s in drawing.series if any(len(curves[s, n]) for n in s.depths)]
     require(shown, "every run diverged, or has no finite validation loss")
+    rates = {(one.label, one.depth): one.value for one in runs.bests()}
     groups = drawing.groups("series", series=shown)
     colours = shades(sorted({n for s in shown for n in s.depths}, reverse=True))
     for depth, colour in sorted(colours.items()):
@@ -159,7 +160,7 @@ def loss_vs_lr(runs: Runs, *, options: Options) -> Chart:
         for depth in s.depths:
             rows = curves[s, depth]
             style = {"marker": "o", "color": colours[depth], "linestyle": "-"}
-            best = rows[rows["mark"] == ""].nsmallest(1, "y")
+            best = rows[(rows["mark"] == "") & (rows["x"] == rates.get((s.label, depth)))]
             kinds = np.where(rows.index.isin(best.index), "best", "point")
             panel.points(f"N = {depth}", rows.assign(kind=kinds), style)
             if len(best):

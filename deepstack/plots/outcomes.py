@@ -18,8 +18,8 @@ from deepstack.plots.panel import Panel
 from deepstack.plots.style import LETTER, STYLE, number
 from deepstack.plots.texts import drawn
 from deepstack.records import Run
-from deepstack.runs.learning import runs_by_rate
-from deepstack.runs.outcomes import CLEAR, OUTCOME_WORDS, margin, outcome
+from deepstack.runs.cells import runs_by_rate
+from deepstack.runs.outcomes import FAR, LEARNT, OUTCOME_WORDS, margin, outcome
 from deepstack.runs.runs import Runs
 from deepstack.runs.series import Series
 from deepstack.runs.settings import LR, require
@@ -32,10 +32,9 @@ OUTCOME_COLOURS = {
     "diverged": "#000000",
 }
 MEANING = (
-    f"learnt: final validation loss more than {CLEAR:g} nats below the best predictor without "
-    "context on the same positions, and below the untrained stack; at chance: within "
-    f"{CLEAR:g} nats of one of them; worse: further above the predictor; diverged: the loss left "
-    "the finite numbers or train.max_loss"
+    f"learnt: of the final validation loss, {LEARNT}; worse: it lies more than {FAR:g} nats above "
+    "this predictor; at chance: neither; diverged: the loss left the finite numbers or "
+    "train.max_loss"
 )
 NO_OUTCOME = "no finished run has a validation loss that can be compared with one without context"
 ROW, GAP = 0.13, 0.07  # height of a map's row in inches; free margin of a cell

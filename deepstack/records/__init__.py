@@ -5,6 +5,7 @@ from deepstack.records.analyses import Column as Column
 from deepstack.records.analyses import write_analysis as write_analysis
 from deepstack.records.append_log import AppendLog as AppendLog
 from deepstack.records.append_log import extent as extent
+from deepstack.records.data import data_identity as data_identity
 from deepstack.records.files import CHECKSUMS as CHECKSUMS
 from deepstack.records.files import mapping as mapping
 from deepstack.records.files import sha256 as sha256

@@ -131,7 +131,8 @@ class Run:
         """A row an evaluation; step 0 is before training.
 
         step; loss and loss_masked, of all predicted positions and of those whose token is not shown
-        (nats); bits_per_token; losses to compare with, such as unigram_loss (nats).
+        (nats); bits_per_token; losses to compare with, such as unigram_loss (nats); loss_se,
+        loss_masked_se and margin_se, of loss_masked - unigram_loss, standard errors (nats).
         """
         return read_csv(self.folder.evals_path, EVALS_COLUMNS)
 

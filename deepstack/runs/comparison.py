@@ -15,8 +15,8 @@ from deepstack.base.text import printable_row
 from deepstack.config.key import Key
 from deepstack.config.write import one_line
 from deepstack.records import Run
+from deepstack.runs.best import Best
 from deepstack.runs.captions import depth_words
-from deepstack.runs.choice import Choice
 from deepstack.runs.conditions import Where, is_equal, sort_rows
 from deepstack.runs.outcomes import result_of
 from deepstack.runs.runs import Runs, best_keys
@@ -38,6 +38,7 @@ from deepstack.runs.statistics import (
     value_at,
 )
 from deepstack.runs.studies import Folders, find_studies, list_folders
+from deepstack.runs.words import lead_sentence
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,15 +87,14 @@ def compare(
 
     against: KEY=VALUE, such as train.optimizer=adamw, or a scheme's name.
     best: keys that are chosen and not compared, such as train.lr: of each setting and depth the
-        value whose mean val_loss is least, among values whose seeds are all done.  Choice and
-        comparison use the same losses.  This biases a mean and a difference, and no interval
-        accounts for it; other seeds, trained at the chosen values, avoid it.  Of several studies,
-        one that has no such run is not compared, and one in which no such key varies not chosen
-        from.
+        best value by the rule of `deepstack.runs.best`.  Choice and comparison use the same losses,
+        which biases a mean; other seeds, trained at the chosen values, avoid it.  Of several
+        studies, one in which no such key varies is not chosen from.
 
     where, last: as in `deepstack.load_runs`.
-    sort: a column of this table, descending with `-`. `say` gets a sentence for each run that
-        cannot be read and is left out.
+    sort: a column of this table, descending with `-`.
+    say: gets a sentence for each run that cannot be read and is left out, and one for each study on
+        the best setting of its greatest depth.
 
     Raises NothingMatchedError without runs, ResourceError where none can be read, ConfigError for a
     baseline or a key that no study has.
@@ -107,9 +107,13 @@ def compare(
         raise ResourceError("\n".join(skipped))
     for line in skipped:
         say(line)
-    rows = []
-    for study, study_rows in comparisons(readable, against, best_keys(readable, best)).items():
+    rows, keys = [], best_keys(readable, best)
+    for study, study_rows in comparisons(readable, against, keys).items():
         rows += [{"study": study.name} | row if len(readable) > 1 else row for row in study_rows]
+        runs = readable[study]
+        one_task = len({run.get(TASK) for run in runs}) == 1
+        if one_task and (lead := lead_sentence(runs.bests(keys[study]))):
+            say(f"{study.name}: {lead}" if len(readable) > 1 else lead)
     # Of several studies one may lack columns, and it may be the first.
     order = dict.fromkeys(name for row in sorted(rows, key=len, reverse=True) for name in row)
     if sort is not None:
@@ -158,18 +162,18 @@ def comparison(
     runs: Runs, against: str | None = None, best: Sequence[Key] = ()
 ) -> list[dict[str, Any]]:
     """Return the rows of `compare` for the runs of one study; values that are unknown are None."""
-    chosen = runs.choices(best)
-    partner = None if against is None else pair_runs([c for _, c in chosen], against, best)
+    chosen = runs.bests(best)
+    partner = None if against is None else pair_runs(chosen, against, best)
     measure = update_column(runs)
     rows = []
-    for label, choice in chosen:
-        there, column = choice.runs, loss_column(choice.runs)
-        done = [run for run in there if run.state == "done"] if choice.complete else []
+    for one in chosen:
+        there, column = one.runs, loss_column(one.runs)
+        done = [run for run in there if run.state == "done"]
         ends = list(map(result_of, there))
-        outcomes = Counter(one.outcome or one.state for one in ends).most_common()
+        outcomes = Counter(end.outcome or end.state for end in ends).most_common()
         loss = mean_of([final_value(run, column) for run in done])
         row: dict[str, Any] = {
-            "setting": label,
+            "setting": one.label,
             "depth": " and ".join(depth_words(there)),
             "seeds": len({run.get(SEED) for run in there}),
             "outcome": ", ".join(f"{number} {name}" for name, number in outcomes),
@@ -178,7 +182,7 @@ def comparison(
             "val_low": loss.low,
             "val_high": loss.high,
             "n": loss.n,
-            "unigram": mean_of([one.floor for one in ends]).value,
+            "unigram": mean_of([end.floor for end in ends]).value,
         }
         if partner is not None:
             pairs = [(run, other) for run in done if (other := partner(run)) not in (None, run)]
@@ -186,7 +190,7 @@ def comparison(
             row |= {"difference": gap.value, "se": gap.se}
             row |= {"diff_low": gap.low, "diff_high": gap.high, "pairs": gap.n}
         if best:
-            row |= choice.values | {"edge": choice.edge}
+            row |= one.values | {"edge": one.edge}
         for name, at in (("update_first", 0), ("update_last", -1)):
             steps = {run: int(run.steps["step"].iloc[at]) for run in done if len(run.steps)}
             row[name] = mean_of([value_at(run, measure, step) for run, step in steps.items()]).value
@@ -204,7 +208,7 @@ def means(value: Any, word: str, text: str) -> bool:
 
 
 def pair_runs(
-    choices: Sequence[Choice], against: str, chosen: Sequence[Key] = ()
+    bests: Sequence[Best], against: str, chosen: Sequence[Key] = ()
 ) -> Callable[[Run], Run | None]:
     """Return a function that gives a run its baseline run, of `key=value` or of a scheme.
 
@@ -212,7 +216,7 @@ def pair_runs(
     determine, such as a learning rate chosen for each scheme.  Raises ConfigError if no run is a
     baseline, or if a run has baselines that differ in other settings.
     """
-    runs = Runs(run for choice in choices for run in choice.runs)
+    runs = Runs(run for one in bests for run in one.runs)
     name, _, value = against.rpartition("=")
     varying = [other for other in runs.varying if other not in chosen]
     key = runs.key(name or SCHEME, "against", varying)
@@ -226,8 +230,8 @@ def pair_runs(
     others = [k for k in varying if k != key and k.owner != key]
     shared = [DEPTH, SEED, *undetermined(others, [key, DEPTH], runs)]
     partners: dict[Any, Run] = {}
-    for choice in choices:
-        for run in choice.runs if choice.complete else ():
+    for one in bests:
+        for run in one.runs:
             if values[run] == value and run.state == "done":
                 first = partners.setdefault(values_of(run, shared), run)
                 if differing := [k for k in varying if run.get(k) != first.get(k)]:

@@ -15,13 +15,13 @@ from deepstack.records import ENDED, Run, Summary, find_runs, rows_of, summarize
 from deepstack.records.run import path_text
 from deepstack.runs.conditions import Row, Where, select_rows
 from deepstack.runs.series import Series, Split, label_of, split_series, varying_settings
-from deepstack.runs.settings import DEPTH, LR, require, setting_value
+from deepstack.runs.settings import DEPTH, LR, require, setting_value, values_of
 from deepstack.runs.tidy import tidy
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from deepstack.runs.choice import Choice
+    from deepstack.runs.best import Best
     from deepstack.runs.outcomes import Result
 
 
@@ -149,15 +149,23 @@ class Runs(tuple[Run, ...]):
         """Return the values of one of these runs as a label: `DeepNorm, lr 0.001`."""
         return label_of(run, keys, self)
 
-    def choices(self, best: Sequence[str] = ()) -> list[tuple[str, Choice]]:
-        """Return label and choice of each series and depth; best: settings that are chosen."""
-        from deepstack.runs.choice import choice_of  # `deepstack ls` needs no numpy
+    def bests(self, best: Sequence[str] = (LR,)) -> list[Best]:
+        """Return each setting and depth at its best values; best: settings that are chosen."""
+        from deepstack.runs.best import best_of  # `deepstack ls` needs no numpy
+        from deepstack.runs.cells import cells_of
+        from deepstack.runs.outcomes import result_of
 
-        return [
-            (s.label.replace("\u00a0", " "), choice_of(s.everything_at(depth), best))
-            for s in self.series(best)
-            for depth in s.depths
+        results = [
+            result_of(run, series.label.replace("\u00a0", " "))
+            for series in self.series(best)
+            for run in series.runs
         ]
+
+        def value(one: Result) -> Any:
+            values = values_of(one.run, best) if one.run is not None else ()
+            return values[0] if len(values) == 1 else values
+
+        return [best_of(cell) for cell in cells_of(results, value, best)]
 
     @cached_property
     def results(self) -> dict[Run, Result]:
@@ -176,10 +184,10 @@ class Runs(tuple[Run, ...]):
 
         The runs of a setting and depth without a result all stay.
         """
-        from deepstack.runs.learning import learning_of
+        from deepstack.runs.best import bests_of
 
-        cells = learning_of(self.results.values())
-        rates = {(one.label, one.depth): one.rate for one in cells if one.rate is not None}
+        cells = bests_of(self.results.values())
+        rates = {(one.label, one.depth): one.value for one in cells if one.is_chosen}
 
         def is_best(run: Run) -> bool:
             end = self.results[run]
@@ -256,6 +264,6 @@ def choose_best(studies: Mapping[Path, Runs], best: str | Sequence[str]) -> dict
     chosen = {}
     for study, keys in best_keys(studies, best).items():
         runs = studies[study]
-        best_runs = {run for _, choice in runs.choices(keys) for run in choice.runs}
+        best_runs = {run for one in runs.bests(keys) for run in one.runs}
         chosen[study] = runs.keep(best_runs.__contains__)
     return chosen

@@ -1,7 +1,7 @@
 """Settings of single runs: their values, the order of values, and their texts."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from deepstack.base.errors import NothingMatchedError
@@ -13,7 +13,7 @@ from deepstack.config.key import STEPS as STEPS
 from deepstack.config.key import TASK as TASK
 from deepstack.config.key import WIDTH as WIDTH
 from deepstack.config.key import Key
-from deepstack.records import ENDED, Run
+from deepstack.records import ENDED, Run, data_identity
 
 T = TypeVar("T")
 # Not a key of the config: the data of a task, which can vary like a setting.
@@ -49,9 +49,9 @@ def scheme_label(run: Run) -> str:
 
 
 def setting_value(run: Run, key: str) -> Any:
-    """Return the config value at a dotted key; for DATA the first digits of its hash."""
+    """Return the config value at a dotted key; for DATA the first digits of its identity."""
     if key == DATA:
-        return str(run.meta.get("data", {}).get("sha256") or "")[:6] or None
+        return (data_identity(run.meta.get("data", {})) or "")[:6] or None
     return run.flat_config.get(key)
 
 
@@ -89,14 +89,6 @@ def by_value(runs: Sequence[Run], value: Callable[[Run], Any]) -> dict[float, li
     for run in runs:
         members.setdefault(float(value(run)), []).append(run)
     return {value: one_run_per_seed(members[value]) for value in sorted(members)}
-
-
-def edge_of(value: float, tried: Iterable[float]) -> str:
-    """Return 'lowest' or 'highest' if a value is a limit of several that were tried, else ''."""
-    values = set(tried)
-    if len(values) < 2 or value not in (min(values), max(values)):
-        return ""
-    return "lowest" if value == min(values) else "highest"
 
 
 def left_out_note(labels: Sequence[str]) -> list[str]:

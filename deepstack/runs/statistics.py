@@ -134,6 +134,11 @@ def last_row(table: pd.DataFrame, name: str) -> float | None:
     return float(finite[-1]) if len(finite) else None
 
 
+def first_row(table: pd.DataFrame, name: str) -> float | None:
+    """Return the value of a column in the row of step 0, or None if it is not finite."""
+    return last_row(table[table["step"] == 0], name)
+
+
 def is_normalised(run: Run) -> bool:
     """Return whether F is the output of a norm, which fixes the scale of ‖F‖."""
     return bool(run.columns.get("scheme", {}).get("normalised", True))

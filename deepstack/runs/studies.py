@@ -12,6 +12,7 @@ from deepstack.config.identity import is_of_experiment
 from deepstack.records import Run, find_runs
 from deepstack.runs.conditions import Where
 from deepstack.runs.runs import Runs
+from deepstack.runs.validation import is_of_earlier_version, of_one_validation
 
 Result = TypeVar("Result")
 Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -32,7 +33,7 @@ def find_studies(
     """Group the runs below folders by study; also return a sentence for each run that is left out.
 
     The runs of several folders form one study, `Path()`.  Of runs with equal configuration and
-    seed, it has only the first.
+    seed, it has only the first.  A study has only runs whose validation losses may be compared.
 
     damage_of: why a run cannot be read, or None.
     where, sort, last: as in `deepstack.load_runs`.
@@ -51,7 +52,11 @@ def find_studies(
                 skipped.append(f"{run.path} is left out: the same configuration as {same.path}")
         else:
             members.append(run)
-    return {study: Runs(members) for study, members in studies.items()}, skipped
+    compared = {}
+    for study, members in studies.items():
+        compared[study], lines = of_one_validation(Runs(members))
+        skipped += [f"{study.name}: {line}" if len(studies) > 1 else line for line in lines]
+    return compared, skipped
 
 
 def refuse_unknown_diagnostic(name: str | None, runs: Iterable[Run]) -> None:
@@ -83,4 +88,5 @@ def use_readable(runs: Runs, skipped: list[str], use: Callable[[Runs], Result]) 
 def experiment_of(run: Run) -> str:
     """Return the configuration of a run as text, seed included, without names and `runtime`."""
     settings = {k: v for k, v in run.flat_config.items() if is_of_experiment(k)}
-    return json.dumps([settings, run.meta.get("plugins", [])], sort_keys=True, default=str)
+    facts = [settings, run.meta.get("plugins", []), is_of_earlier_version(run)]
+    return json.dumps(facts, sort_keys=True, default=str)

@@ -36,9 +36,12 @@ class Connections(nn.Module):
     """C(H) = C + [s_a, …, s_a, s_b] * tanh(LN(H) W); without `dynamic`, C.
 
     H: (n, batch, seq, w), n streams of width w; C(H): (n, batch, seq, k), or (n, 1, 1, k).  All
-    columns but the last are A, the weights that mix the streams.  The last one is B, the weight of
-    the sublayer's output in each stream.  W: (w, k), stored transposed, is 0 at the start; the
-    scalars s_a and s_b are 0.01.  C starts as [begin | 1]; its difference from that is stored.
+    columns but the last are A, the weights that mix the streams: new stream j is the sum over i of
+    A[i, j] H[i].  The last one is B, the weight of the sublayer's output in each stream.
+
+    static: C less [begin | 1], (n, 1, 1, k), 0 at the start.
+    map: W transposed, (k, w), 0 at the start.
+    scale_a, scale_b: s_a and s_b, 0.01 at the start.
     """
 
     begin: Tensor
@@ -175,13 +178,19 @@ class HyperConnections(
 
 
 class Constrained(nn.Module):
-    """A_m = sigmoid(a), A_r = mixing(R), B = 2 sigmoid(b), [a | b | R] = s W RMS(vec H) + [bias].
+    """A_m = sigmoid(a), A_r = mixing(R), B = 2 sigmoid(b), z = [a | b | R] = s W RMS(vec H) + C.
 
-    H: (n, batch, seq, d); A_m and B: n numbers a token; A_r: (n, n).  R: as many numbers as the
-    mixing has.  RMS(z) = z / sqrt(mean(z^2) + 1e-6) over all n d numbers of a token.
-    W: (n, 2 n + len R, d), 0 at the start; s: a trained number for each of a, b and R (if there is
-    an R), 0.01 at the start.  The biases a and b start at 1 for stream k and -1 for the others; R
-    starts where A_r is nearly the identity.  Their differences from these starts are stored.
+    H: (n, batch, seq, d); a, b: n numbers a token; R: as many as the mixing has.  h = sum over
+    streams i of A_m[i] H[i]; stream i becomes sum_j A_r[i, j] H[j] + B[i] G(LN(h)).
+    RMS(z) = z / sqrt(mean(z^2) + 1e-6) over all n d numbers of a token.  C = begin + c.
+
+    map: W, (n, 2 n + len R, d), 0 at the start; z[m] has the sum over streams i and coordinates e
+        of W[i, m, e] RMS(vec H)[i, e].
+    scale: s, one number for a, one for b and one for R (if there is an R), in this order, 0.01 at
+        the start.
+    bias: c, in the order [a | b | R], 0 at the start: the difference from `begin`, a constant.
+        begin is 1 for stream k and -1 for the others, once for a and once for b, and then the
+        mixing's R_0.  k = (2 (l - 1) + i) mod n in layer l = 1, 2, ... with sublayers i = 0 and 1.
     """
 
     begin: Tensor

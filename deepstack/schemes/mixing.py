@@ -31,10 +31,11 @@ class Mixing(nn.Module):
 class SinkhornMixing(Mixing):
     """A_r = Sinkhorn(R): rows sum to one, and columns nearly.
 
-    R starts at 0 on the diagonal and -8 elsewhere, as in the code of mHC-lite (arXiv:2601.05732).
-    So near the identity Sinkhorn's steps are short.  With normal noise of deviation 0.2 added to R,
-    columns sum to 1 within 0.0014 after 20 steps, and within 0.0015 after one division of the rows
-    alone.
+    R[n i + j] is the logarithm of entry (i, j).  exp(R) is divided by its sums over i, then by its
+    sums over j, `iterations` times.  R_0 is 0 on the diagonal and -8 elsewhere, as in the code of
+    mHC-lite (arXiv:2601.05732).  So near the identity Sinkhorn's steps are short.  With normal
+    noise of deviation 0.2 added to R, columns sum to 1 within 0.0014 after 20 steps, and within
+    0.0015 after one division of the rows alone.
     """
 
     def __init__(self, n: int, iterations: int) -> None:
@@ -48,7 +49,8 @@ class SinkhornMixing(Mixing):
 class PermutationMixing(Mixing):
     """A_r = sum over r of softmax(R)_r P_r, P_r all n! permutations: doubly stochastic, exactly.
 
-    R starts at 0 for the identity, the first P, and -8 for the others.
+    R_0 is 0 for the identity, the first P, and -8 for the others.  P_r has a 1 at (i, p[i]) for the
+    r-th permutation p of 0 to n - 1 in lexicographic order.
     """
 
     def __init__(self, n: int) -> None:
@@ -64,7 +66,7 @@ class KroneckerMixing(Mixing):
     """A_r = U_1 x … x U_K, U_i = p I + (1 - p) J, [p, 1 - p] = softmax(R_i), n = 2^K.
 
     I the identity and J the exchange of two streams; x is the Kronecker product, which is doubly
-    stochastic as its factors are.  Each R_i starts at [0, -8].
+    stochastic as its factors are.  R_0 is [0, -8] for each of R_1, ..., R_K.
     """
 
     def __init__(self, n: int) -> None:
@@ -82,10 +84,11 @@ class KroneckerMixing(Mixing):
 class CayleyMixing(Mixing):
     """A_r = (I - K)^-1 (I + K), K = 0.05 (R - Rᵀ): orthogonal, with determinant 1.
 
-    R starts at 0, so A_r at I.  Sengupta et al. 2026, arXiv:2602.18308, algorithm 8, as restated in
-    the code of arXiv:2605.06729 (`arc_agi_trm/models/mixers.py` of arash-shahmansoori/edelta): two
-    steps of Y <- I + K (I + Y) from Y = I + 2 K, with K = alpha/2 (R - Rᵀ), alpha = 0.1.  Here the
-    equation that these steps approach is solved, so A_r is orthogonal to rounding for every R.
+    R, row by row, starts at 0, so A_r at I.  Sengupta et al. 2026, arXiv:2602.18308, algorithm 8,
+    as restated in the code of arXiv:2605.06729 (`arc_agi_trm/models/mixers.py` of
+    arash-shahmansoori/edelta): two steps of Y <- I + K (I + Y) from Y = I + 2 K, with
+    K = alpha/2 (R - Rᵀ), alpha = 0.1.  Here the equation that these steps approach is solved, so
+    A_r is orthogonal to rounding for every R.
     """
 
     def __init__(self, n: int) -> None:

@@ -92,6 +92,10 @@ class Optim(NamedTuple):
     eps: float = 1.0
 
 
+MOST_CONFIGURED = 256  # subclasses that are kept: a sweep over depths makes many
+_configured: dict[tuple[type, str, StackPosition], Any] = {}
+
+
 class Scheme(nn.Module):
     """The residual connections of one layer; each scheme is a subclass.
 
@@ -213,16 +217,25 @@ class Scheme(nn.Module):
     def configure(
         cls, options: Mapping[str, Any] | None = None, place: StackPosition = ALONE
     ) -> type[Self]:
-        """Return a subclass whose attributes have these values of options, at this position."""
+        """Return a subclass whose attributes have these values of options, at this position.
+
+        Equal arguments give the same class, so that compiled layers serve later runs too.
+        """
         chosen = {
             key: value for key, value in (options or {}).items() if key in cls.attribute_options
         }
-        named = {key: getattr(cls, key) for key in ("__module__", "__qualname__", "__doc__")}
-        return type(cls.__name__, (cls,), {**named, **chosen, "place": place}, registered=False)
+        key = cls, repr(sorted(chosen.items())), place
+        if key not in _configured:
+            named = {key: getattr(cls, key) for key in ("__module__", "__qualname__", "__doc__")}
+            values = {**named, **chosen, "place": place}
+            _configured[key] = type(cls.__name__, (cls,), values, registered=False)
+        while len(_configured) > MOST_CONFIGURED:
+            del _configured[next(iter(_configured))]
+        return _configured[key]
 
     def __init__(self, layer: int, depth: int, parts: Parts) -> None:
         super().__init__()
-        self.layer_index, self.depth = layer, depth
+        self.layer_index, self.depth, self.tap = layer, depth, None
         self.sublayers = parts.sublayers
         count = self.norms_per_sublayer
         self.add_per_sublayer("norms", lambda: nn.ModuleList(parts.norm() for _ in range(count)))

@@ -1,10 +1,10 @@
-"""Starts runs at once: a process that has imported everything forks one process for each run.
+"""Starts runs at once: a process that has imported everything forks the workers that train them.
 
 Importing torch takes longer than training a small network.  The fork server is a process with one
-thread that only imports and forks, so a sweep pays for the imports once.  Each run is a process
-that executes `deepstack train` with the usual arguments.
+thread that only imports and forks, so a sweep pays for the imports once.  A worker executes
+`deepstack train` with the usual arguments: once, or for one run after the other (`keep`).
 
-    ForkServer (in the sweep) <-- messages of JSON --> serve() (in the server) -- fork --> a run
+    ForkServer (in the sweep) <-- messages of JSON --> serve() (in the server) -- fork --> Worker
 
 The server ends with the connection, that is, also when the sweep dies: it sends SIGTERM to the
 runs, which save and end, and kills those that have not ended after GRACE_SECONDS.  If the server
@@ -17,7 +17,6 @@ sweep that has died do not end.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -32,22 +31,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
-from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
 from deepstack import config as conf
 from deepstack.base import torchrun
 from deepstack.records import trouble
+from deepstack.sweeps.worker import Worker
 
 POLL_SECONDS = 0.05
 # How long a run may take to save after its sweep has died.
 GRACE_SECONDS = 60.0
-# The least that any limit leaves, because libraries and their threads must start.
-LEAST_BYTES = 64 * 2**20
-PR_SET_PDEATHSIG = 1
-OF_THE_GROUP = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
-"""Signals that go to the processes that a run has started, such as a compiler, too."""
 # The exit code of a run whose server has died: the kernel has sent SIGTERM, nobody has the code.
 SERVER_DIED = 128 + signal.SIGTERM
 # As under `deepstack`, nothing is imported from the present folder (-P).
@@ -94,15 +88,19 @@ class ForkServer:
         environment: Mapping[str, str] | None = None,
         *,
         memory: int | None = None,
+        keep: bool = False,
     ) -> ForkedProcess:
         """Start `deepstack train` of a configuration, YAML, with these variables added.
 
         memory: limit in bytes; an allocation beyond it raises an error inside the run.
+        keep: whether the run may take the worker of an earlier one with the same variables, and
+            leaves it to a later one.
 
         Raises ResourceError if there is no space for temporary files.
         """
         self._started += 1
-        process = ForkedProcess(self, self._started, self.folder / f"{self._started:06d}.yaml")
+        file = self.folder / f"{self._started:06d}.yaml"
+        process = ForkedProcess(self, self._started, file, keep)
         with trouble(process.config):
             process.config.write_text(config, encoding="utf-8")
             process.errors.touch()
@@ -111,8 +109,13 @@ class ForkServer:
             errors=str(process.errors),
             environment=dict(environment or {}),
             memory=memory,
+            keep=keep,
         )
         return process
+
+    def end_idle_workers(self, count: int) -> None:
+        """End the longest idle workers, which still hold memory."""
+        self.send(end=count)
 
     def send(self, **request: Any) -> None:
         """Send a request to the server; `exit_code` reports a server that has died."""
@@ -137,11 +140,16 @@ class ForkServer:
 
 @dataclass(eq=False)
 class ForkedProcess:
-    """A run that a `ForkServer` started.  config: its configuration, a temporary file."""
+    """A run that a `ForkServer` started.
+
+    config: its configuration, a temporary file.
+    keep: whether its worker is kept.
+    """
 
     server: ForkServer
     number: int
     config: Path
+    keep: bool = False
 
     @property
     def errors(self) -> Path:
@@ -151,6 +159,11 @@ class ForkedProcess:
     def poll(self) -> int | None:
         """Return the exit code, negative for the signal that ended it; None while it runs."""
         return self.server.exit_code(self.number)
+
+    @property
+    def leaves_worker(self) -> bool:
+        """True if it has ended and its worker waits for another run."""
+        return self.keep and self.poll() == 0
 
     def stderr_text(self) -> str:
         """Return its stderr without positions in its temporary configuration."""
@@ -163,106 +176,61 @@ class ForkedProcess:
 
 
 def serve(program: Callable[[], None], folder: str) -> NoReturn:
-    """Fork a process for every request on stdin, a connection, and answer with the exit codes.
+    """Give every request on stdin, a connection, to a worker, and answer with the exit codes.
 
-    A request is {"arguments", "errors", "environment", "memory"} or {"number", "signal"}; runs are
-    numbered from 1.
+    A request is {"arguments", "errors", "environment", "memory", "keep"}, {"number", "signal"} or
+    {"end": count of idle workers}; runs are numbered from 1.
 
-    program: each child calls it with the arguments in sys.argv.
+    program: each worker calls it with the arguments in sys.argv.
     folder: removed at the end.
     """
     conf.parse_config("")  # builds the validators that the first configuration needs
     gc.collect()
-    gc.freeze()  # shared with the runs, whose collector then never writes to these pages
+    gc.freeze()  # shared with the workers, whose collector then never writes to these pages
     sweep, started = Connection(0), 0
-    runs: dict[int, ForkProcess] = {}
+    runs: dict[int, Worker] = {}
+    idle: list[Worker] = []
     with suppress(EOFError, ConnectionError):  # the end of the sweep
         while True:
             if sweep.poll(POLL_SECONDS):
                 request = json.loads(sweep.recv_bytes())
-                if "signal" not in request:
+                if "arguments" in request:
                     started += 1
-                    runs[started] = ForkProcess(
-                        target=run, args=(program, os.getpid()), kwargs=request
+                    runs[started] = idle_worker(idle, request) or Worker(
+                        program, [one.connection for one in (*runs.values(), *idle)]
                     )
-                    runs[started].start()
+                    runs[started].assign(request)
+                elif "end" in request:
+                    end(idle[: request["end"]])
+                    del idle[: request["end"]]
                 elif request["number"] in runs:
-                    send_signal(runs[request["number"]], request["signal"])
-            for number, process in [*runs.items()]:
-                if process.exitcode is not None:
+                    runs[request["number"]].send_signal(request["signal"])
+            for number, worker in [*runs.items()]:
+                if (code := worker.exit_code()) is not None:
                     del runs[number]
-                    sweep.send_bytes(json.dumps([number, process.exitcode]).encode())
-    end(list(runs.values()))
+                    if worker.is_alive:
+                        idle.append(worker)
+                    sweep.send_bytes(json.dumps([number, code]).encode())
+    end([*runs.values(), *idle])
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
-def end(processes: Sequence[ForkProcess]) -> None:
-    """Ask the runs to save and end, and kill those that do not within GRACE_SECONDS."""
+def idle_worker(idle: list[Worker], request: Mapping[str, Any]) -> Worker | None:
+    """Take an idle worker for a request that keeps its worker, with the same environment."""
+    for worker in idle if request["keep"] else ():
+        if worker.environment == request["environment"] and worker.is_alive:
+            idle.remove(worker)
+            return worker
+    return None
+
+
+def end(workers: Sequence[Worker]) -> None:
+    """Ask runs to save and end, and kill those that do not within GRACE_SECONDS."""
     deadline = time.monotonic() + GRACE_SECONDS
-    for process in processes:
-        send_signal(process, signal.SIGTERM)
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-        send_signal(process, signal.SIGKILL)
-        process.join()
-
-
-def send_signal(process: ForkProcess, number: int) -> None:
-    """Send a signal to a child; OF_THE_GROUP also to the processes that it has started.
-
-    Nothing is sent to a child that has been waited for, whose id may belong to another process.
-    A stopped child continues at any other signal, so that it acts on it.
-    """
-    if process.exitcode is None and process.pid is not None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(process.pid, number)
-            if number in OF_THE_GROUP:
-                os.killpg(process.pid, number)
-            else:
-                os.killpg(process.pid, signal.SIGCONT)
-
-
-def run(
-    program: Callable[[], None],
-    server: int,
-    arguments: Sequence[str],
-    errors: str,
-    environment: Mapping[str, str],
-    memory: int | None,
-) -> None:
-    """Execute `deepstack <arguments>` in this process, a new child of the process `server`."""
-    os.setsid()
-    # Ray starts its processes with SIGINT blocked, and their children inherit that.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    if sys.platform == "linux":  # the kernel sends SIGTERM when the server dies
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != server:
-            os.kill(os.getpid(), signal.SIGTERM)
-    with open(os.devnull) as nothing, open(errors, "w") as log:
-        os.dup2(nothing.fileno(), 0)
-        os.dup2(log.fileno(), 2)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # other runs have the other cores
-    os.environ.update(environment)
-    if memory is not None:
-        limit_memory(memory)
-    sys.argv = ["deepstack", *arguments]
-    program()
-
-
-def limit_memory(memory: int) -> None:
-    """Limit this process to `memory` bytes; an allocation beyond them fails (Linux only).
-
-    RLIMIT_DATA counts private writable mappings, from which Python and torch allocate; a limit of
-    the address space would count the libraries' reservations too.  Resident pages shared with the
-    server count as used.
-    """
-    import resource
-
-    if sys.platform != "linux":
-        return
-    pages = Path("/proc/self/statm").read_text().split()
-    resident, data = (int(pages[i]) * resource.getpagesize() for i in (1, 5))
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    soft = data + max(memory - resident, LEAST_BYTES)
-    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    for worker in workers:
+        worker.send_signal(signal.SIGTERM)
+    for worker in workers:
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+        worker.send_signal(signal.SIGKILL)
+        worker.process.join()

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 from pydantic import ByteSize, TypeAdapter
 
 from deepstack import config as conf
+from deepstack.base import plugins
 from deepstack.base.errors import ConfigError
 from deepstack.sweeps.fork_server import ForkedProcess, ForkServer
 from deepstack.sweeps.plan import Cell, requirements_of, train_arguments
@@ -25,7 +27,10 @@ SIZE = TypeAdapter(ByteSize)
 
 
 class Local(Launcher):
-    """Starts one process a run on this machine, forked from one that has imported everything.
+    """Starts runs on this machine, in processes forked from one that has imported everything.
+
+    A run on a CPU has a process of its own.  Runs on a GPU follow each other in the same process,
+    which opens CUDA and compiles once; with plugins, which may keep state, they do not.
 
     budget: bytes of memory for all runs together, by default most of the free memory.
 
@@ -46,22 +51,32 @@ class Local(Launcher):
         self.resources = Resources(workers, memory_budget() if budget is None else budget, gpus)
         self._arguments = train_arguments(study, out)
         self._reserved: dict[ForkedProcess, Reservation] = {}
+        self._idle = Counter[str]()  # workers that have ended a run, by the name of their GPU
         self._server: ForkServer | None = None
 
     def start(self, cell: Cell) -> ForkedProcess | None:
-        self._reserved = {p: held for p, held in self._reserved.items() if p.poll() is None}
+        for ended in [process for process in self._reserved if process.poll() is not None]:
+            held = self._reserved.pop(ended)
+            if held.gpu is not None and ended.leaves_worker:
+                self._idle[held.gpu] += 1
         reservation = self.resources.reserve(cell, list(self._reserved.values()))
         if reservation is None:
+            if self._server is not None and self._idle:  # the waiting run may need their memory
+                self._server.end_idle_workers(self._idle.total())
+                self._idle.clear()
             return None
         cell.claim()
         if self._server is None or not self._server.is_alive:
             self.close()
             self._server = ForkServer()
+            self._idle.clear()
         # On a GPU without a limit: CUDA maps much more host memory than it uses.
         gpu, memory = reservation.gpu, reservation.memory if reservation.gpu is None else None
         environment = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+        keep = gpu is not None and not plugins.LOADED
+        self._idle -= Counter([gpu] if gpu is not None else [])
         process = self._server.start(
-            conf.to_yaml(cell.config), self._arguments, environment, memory=memory
+            conf.to_yaml(cell.config), self._arguments, environment, memory=memory, keep=keep
         )
         self._reserved[process] = reservation
         return process
@@ -72,8 +87,15 @@ class Local(Launcher):
 
 
 def default_workers(cells: Sequence[Cell]) -> int:
-    """Return the cores divided by the threads of the widest run, also for runs on a GPU."""
-    threads = max((choose_threads(cell.config) for cell in cells), default=1)
+    """Return the cores divided by the threads of the widest run; a run on a GPU takes two cores.
+
+    One core launches kernels, another one serves the backward pass and the compiler.
+    """
+    threads = 1
+    for cell in cells:
+        device = cell.config.runtime.device
+        on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+        threads = max(threads, choose_threads(cell.config, on_gpu=on_gpu), 1 + on_gpu)
     return max(conf.cores() // threads, 1)
 
 

@@ -272,21 +272,21 @@ def requirements_of(cell: Cell, *, has_gpu: bool) -> Requirements:
 
     On a GPU the estimate is of the GPU's memory; the host keeps θ_0 beside the memory of torch.
     """
-    cores, estimate = choose_threads(cell.config), int(MARGIN * cell.memory)
-    device = cell.config.runtime.device
-    if device == "cuda" or (device == "auto" and has_gpu):
+    device, estimate = cell.config.runtime.device, int(MARGIN * cell.memory)
+    on_gpu = device == "cuda" or (device == "auto" and has_gpu)
+    cores = choose_threads(cell.config, on_gpu=on_gpu)
+    if on_gpu:
         return Requirements(cores, GPU_HOST_BYTES + int(MARGIN * 4 * cell.parameters), estimate)
     return Requirements(cores, estimate)
 
 
-def config_yaml(cell: Cell) -> str:
-    """Return the cell's configuration as YAML, with the number of threads that it reserves.
+def config_yaml(cell: Cell, cores: int) -> str:
+    """Return the cell's configuration as YAML, with the cores that it reserves as its threads.
 
     'auto' may mean all cores of the node, and then the numbers would depend on the node.
     """
-    threads = choose_threads(cell.config)
-    if cell.config.runtime.threads == "auto" and threads > 1:
-        return conf.to_yaml(conf.with_overrides(cell.config, {"runtime.threads": threads}))
+    if cell.config.runtime.threads == "auto" and cores > 1:
+        return conf.to_yaml(conf.with_overrides(cell.config, {"runtime.threads": cores}))
     return conf.to_yaml(cell.config)
 
 
@@ -333,10 +333,14 @@ def step_seconds(config: conf.Config, depth: int) -> float:
 
     The first steps do not count if they compile, capture or record the later ones.
     """
-    paths = fast_paths_of(config, choose_device(config.runtime))
+    device = choose_device(config.runtime)
+    paths = fast_paths_of(config, device)
     few = min(max(config.train.steps, 1), FEW_STEPS)  # enough for the same fast paths as the run
     changes: dict[str, Any] = {f"model.{key}": value for key, value in OF_OTHER_DEPTHS.items()}
-    changes["runtime.threads"] = choose_threads(config)  # other runs have the other cores
+    # other runs have the other cores
+    changes["runtime.threads"] = choose_threads(config, on_gpu=device.type == "cuda")
+    if paths.compiled:  # whose rule reads depth and steps
+        changes["runtime.compile"] = True
     shallow = conf.with_overrides(config, changes | {"model.depth": depth, "train.steps": few})
     first = UNSETTLED if paths.compiled or paths.captured or paths.replayed else 0
     with closing(timed_steps(shallow)) as steps:

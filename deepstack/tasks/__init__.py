@@ -3,6 +3,7 @@
 from deepstack.base.registry import import_all
 from deepstack.tasks.task import (
     IGNORE,
+    PIECE,
     TASKS,
     Batch,
     Task,
@@ -15,6 +16,7 @@ from deepstack.tasks.task import (
 
 __all__ = [
     "IGNORE",
+    "PIECE",
     "TASKS",
     "Batch",
     "Task",

@@ -20,6 +20,9 @@ IGNORE = -100
 # The second word of every random seed. A task that draws more than batches (the Markov chain) uses
 # STRUCTURE for it, so that no stream repeats another.
 TRAIN, VALIDATION, PROBE, STRUCTURE = 1, 2, 3, 4
+# The validation set is the same for all seeds of a study: its stream has this seed, and is drawn in
+# pieces of so many sequences, whatever the batch size.
+OF_ALL_SEEDS, PIECE = 0, 64
 
 
 class Batch(NamedTuple):
@@ -36,6 +39,14 @@ class Batch(NamedTuple):
     targets: NDArray[np.int64]
     masked: NDArray[np.bool_]
 
+    def rows(self, which: slice) -> "Batch":
+        """Return some of the sequences."""
+        contiguous = np.ascontiguousarray
+        inputs, targets, masked = self
+        return Batch(
+            contiguous(inputs[which]), contiguous(targets[which]), contiguous(masked[which])
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Task:
@@ -46,7 +57,10 @@ class Task:
     name, vocab_size: of the model and the run folder; tokens are 0..vocab_size-1.
     seed: of the run.
     draw: (random, batch_size, held_out) -> Batch. `held_out` asks for data never trained on.
-    references: losses in nats to compare the training loss with.
+    draw_validation: (random, first, count) -> Batch, blocks (count,): the sequences from number
+        `first` on of a set that is spread over the held-out blocks of a text.  None: `draw` makes
+        the set, and each sequence is a block.
+    references: losses in nats to compare the training loss with, which are known exactly.
     data: name, sha256 and bytes of the training data, as recorded with the run.
     exact_loss: Batch -> the least expected loss, in nats, at the predicted positions of that batch.
     levels, level_of: the numbers k of steps that answers take, each with its own accuracy in
@@ -54,6 +68,9 @@ class Task:
     unigram: frequencies of the tokens among the `masked` targets of the training data, (tokens,).
     guess: Batch -> P(true) at the `masked` positions, (count,), of the best predictor that reads
         the query and not the data it asks about. None: that predictor is the unigram.
+    given_shown: (shown, true) -> P(true | token shown there), of predicted positions that are not
+        `masked`, for the best predictor without context; None if it is unknown.
+    training_tokens, window: tokens of the training text, and tokens that a sequence reads of it.
     memory: bytes of data that the task holds in memory.
     bytes_per_token: of the held-out text, if a loss per byte can be computed from one per token.
     notices: lines about the data for the user, at the start of a run.
@@ -63,11 +80,17 @@ class Task:
     vocab_size: int
     seed: int
     draw: Callable[[np.random.Generator, int, bool], Batch]
+    draw_validation: (
+        Callable[[np.random.Generator, int, int], tuple[Batch, NDArray[np.int64]]] | None
+    ) = None
     references: dict[str, float] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     exact_loss: Callable[[Batch], float] | None = None
     unigram: NDArray[np.float64] | None = None
     guess: Callable[[Batch], NDArray[np.float64]] | None = None
+    given_shown: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]] | None = None
+    training_tokens: int | None = None
+    window: int = 0
     levels: tuple[int, ...] = ()
     level_of: Callable[[Batch], NDArray[np.int64]] | None = None
     memory: int = 0
@@ -105,8 +128,30 @@ class Task:
         return self._batch(TRAIN, step, batch_size, held_out=False)
 
     def validation_batch(self, index: int, batch_size: int) -> Batch:
-        """Return held-out batch number `index`, the same at every evaluation of a run."""
-        return self._batch(VALIDATION, index, batch_size, held_out=True)
+        """Return sequences number index * batch_size … of the validation set."""
+        return self.validation_set(batch_size, index * batch_size)[0]
+
+    def validation_set(self, count: int, first: int = 0) -> tuple[Batch, NDArray[np.int64]]:
+        """Return `count` held-out sequences of the validation set, from `first` on; their blocks.
+
+        The set is the same at every evaluation, and for every seed, batch size, scheme and depth.
+        Blocks are numbers, (count,); losses of one block are not independent of each other.
+        """
+        begin = first - first % PIECE
+        pieces = [self._piece(start) for start in range(begin, first + count, PIECE)]
+        batches, blocks = zip(*pieces, strict=True)
+        joined = Batch(*map(np.concatenate, zip(*batches, strict=True)))
+        which = slice(first - begin, first - begin + count)
+        return joined.rows(which), np.concatenate(blocks)[which]
+
+    def _piece(self, first: int) -> tuple[Batch, NDArray[np.int64]]:
+        """Return PIECE sequences of the validation set and their blocks."""
+        random = np.random.default_rng([OF_ALL_SEEDS, VALIDATION, first // PIECE])
+        if self.draw_validation is None:
+            batch, blocks = self.draw(random, PIECE, True), np.arange(first, first + PIECE)
+        else:
+            batch, blocks = self.draw_validation(random, first, PIECE)
+        return self._checked(batch, PIECE), blocks
 
     def probe_batch(self, batch_size: int) -> Batch:
         """Return the fixed held-out batch on which the model update is measured."""
@@ -119,27 +164,56 @@ class Task:
         """
         return None if self.exact_loss is None else self.exact_loss(batch)
 
-    def unigram_loss(self, batch: Batch) -> float | None:
-        """Return the mean of -ln p(true) over the `masked` positions, in nats.
+    def chance_losses(self, batch: Batch) -> NDArray[np.float64]:
+        """Return -ln p of the best predictor without context at each position, (batch, target).
 
-        p is the best prediction without context: `guess`, else the unigram.  None without such
-        positions, or without either of the two.
+        It sees only the token shown at the position itself.  NaN where nothing is predicted, or
+        where that predictor is unknown.
         """
-        if not batch.masked.any():
+        losses = np.full(batch.targets.shape, np.nan)
+        true = batch.targets[batch.masked]
+        if len(true) and self.guess is not None:
+            losses[batch.masked] = -np.log(self.guess(batch))
+        elif len(true) and self.unigram is not None:
+            losses[batch.masked] = -np.log(self.unigram[true])
+        if self.given_shown is not None:
+            seen = (batch.targets != IGNORE) & ~batch.masked
+            losses[seen] = -np.log(self.given_shown(batch.inputs[seen], batch.targets[seen]))
+        return losses
+
+    def unigram_loss(self, batch: Batch) -> float | None:
+        """Return the mean of `chance_losses` over the `masked` positions, in nats.
+
+        None without such positions, or if the predictor is unknown.
+        """
+        return mean_or_none(self.chance_losses(batch)[batch.masked])
+
+    def references_on(self, batch: Batch) -> dict[str, float]:
+        """Return the references; for a text, the means of `chance_losses` on this batch."""
+        if self.draw_validation is None:
+            return self.references
+        losses = self.chance_losses(batch)
+        of_all = losses[batch.targets != IGNORE]
+        means = {"unigram_entropy": mean_or_none(losses[batch.masked])}
+        if len(of_all) > batch.masked.sum():
+            means["context_free_entropy"] = mean_or_none(of_all)
+        return self.references | {name: mean for name, mean in means.items() if mean is not None}
+
+    def times_read(self, config: Config) -> float | None:
+        """Return how often a run reads the training text; None if the task has no such text."""
+        if not self.training_tokens:
             return None
-        if self.guess is not None:
-            return float(-np.log(self.guess(batch)).mean())
-        if self.unigram is None:
-            return None
-        return float(-np.log(self.unigram[batch.targets[batch.masked]]).mean())
+        return config.train.steps * config.train.batch_size * self.window / self.training_tokens
 
     def _batch(self, stream: int, index: int, batch_size: int, *, held_out: bool) -> Batch:
         random = np.random.default_rng([self.seed, stream, index])
-        batch = self.draw(random, batch_size, held_out)
+        return self._checked(self.draw(random, batch_size, held_out), batch_size)
+
+    def _checked(self, batch: Batch, batch_size: int) -> Batch:
+        """Return a batch for torch.  Raises PluginError if it is wrong."""
         if wrong := self._wrong(batch, batch_size):
             raise PluginError(f"task {self.name!r}: {place_of(self.draw)}{wrong}")
-        contiguous = np.ascontiguousarray  # torch takes no reversed view
-        return Batch(contiguous(batch.inputs), contiguous(batch.targets), contiguous(batch.masked))
+        return batch.rows(slice(None))  # torch takes no reversed view
 
     def _wrong(self, batch: Batch, batch_size: int) -> str:
         """Describe the mistake in a batch, or return ''."""
@@ -172,6 +246,11 @@ class Task:
                 bad = least if least < 0 else most
                 return f"draw gave {name} with {bad}; allowed 0 to {self.vocab_size - 1}"
         return ""
+
+
+def mean_or_none(losses: NDArray[np.float64]) -> float | None:
+    """Return the mean of losses; None without any, or if one is unknown."""
+    return float(losses.mean()) if len(losses) and not np.isnan(losses).any() else None
 
 
 TaskFunction = Callable[..., Task]

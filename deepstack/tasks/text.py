@@ -1,16 +1,22 @@
-"""Masked prediction of the bytes of real text: files, a folder, or Python's documentation."""
+"""Masked prediction of the bytes of real text: files, a folder, or Python's own texts."""
 
 import hashlib
-from collections.abc import Sequence
-from functools import lru_cache
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from deepstack.config import Family
+from deepstack.tasks.chance import given_shown, smoothed
 from deepstack.tasks.files import (
     Encoding,
     find_files,
@@ -20,23 +26,16 @@ from deepstack.tasks.files import (
     refusing,
     text_pieces,
 )
+from deepstack.tasks.held_out import HeldOut, Split, split
+from deepstack.tasks.parts import Part, count_tokens, padded
 from deepstack.tasks.task import Task, task
-from deepstack.tasks.windows import (
-    Floats,
-    HeldOut,
-    MaskRate,
-    MaskSplit,
-    Part,
-    Reader,
-    Span,
-    count_tokens,
-    padded,
-    smoothed,
-    split,
-)
+from deepstack.tasks.windows import MaskRate, MaskSplit, Reader, Span
 
 BYTES = 256
 MASK = BYTES
+BETWEEN = b"\n\n"  # files and topics
+LICENCE = "PSF-2.0"  # of everything in CPython's distribution
+NOT_THE_LIBRARY = ("__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test")
 
 
 @task("text")
@@ -50,9 +49,16 @@ def text(
         Field(
             min_length=1,
             description="a text file, a folder of them or a pattern (books/*.txt); "
-            "null: Python's topics",
+            "null: the text of `source`",
         ),
     ] = None,
+    source: Annotated[
+        Literal["topics", "stdlib"],
+        Field(
+            description="the text without a path: Python's topics (0.5 MB of English), or its "
+            "standard library (12 MB of code)"
+        ),
+    ] = "topics",
     encoding: Encoding = "utf-8",
     mask_rate: MaskRate = 0.15,
     mask_split: MaskSplit = (0.8, 0.1, 0.1),
@@ -64,8 +70,8 @@ def text(
     Tokens are byte values, [MASK] = 256. Of each window of seq_len bytes, drawn uniformly, exactly
     max(1, round(mask_rate seq_len)) positions are predicted; each shows [MASK], a byte drawn
     uniformly from all 256, or its own byte, with the probabilities `mask_split` (BERT,
-    arXiv:1810.04805, section 3.1). Validation and probe windows come from the last `held_out` of
-    the text, which is never trained on.
+    arXiv:1810.04805, section 3.1). Validation and probe windows come from `held_out` of the text,
+    which is never trained on: blocks that are spread over it, or whole files in a text of many.
 
     A decoder predicts each next byte; mask_rate and mask_split have no effect. An encoder-decoder
     fills in spans (Raffel et al. 2019, arXiv:1910.10683, section 3.1.4). Of a window,
@@ -73,83 +79,75 @@ def text(
     seq_len tokens are left, and no two spans touch. The decoder predicts the bytes of all spans in
     turn. It reads [MASK] where a span begins, else the byte before. mask_split has no effect.
 
-    Without `path` the text is the English reference topics inside every CPython. They differ by
-    Python version; the recorded sha256 identifies the text. The references are losses on the
-    held-out text without context, in nats. "unigram_entropy" is that on [MASK], the cross-entropy
-    under the training text's byte frequencies, add-one smoothed. "context_free_entropy" is that on
-    all predicted positions.
+    Without `path` the text is inside every CPython, under the licence PSF-2.0: the English
+    reference topics (`source: topics`), or the .py files of the standard library without its tests
+    (`source: stdlib`). Both differ by Python version; the recorded sha256 identifies the text.
+
+    The references are losses without context on the validation positions, in nats, under the
+    training text's byte frequencies, add-one smoothed: "unigram_entropy" where [MASK] is shown, and
+    "context_free_entropy" on all predicted positions, if some show a byte.
 
     Files are read in their `encoding` and become UTF-8.  Raises ConfigError for a text that is
     missing, unreadable, empty, too short, not in its encoding, or no regular file.
     """
-    corpus = read_corpus(path, encoding)
+    if path is not None and source != "topics":
+        raise refusal(f"found {source} beside task.path={path}; give one of both", "task.source")
+    corpus = read_corpus(path, encoding, source)
     reader = Reader(family, seq_len, mask_rate, mask_split, span)
-    train, held = split([Part(np.frombuffer(corpus.content, dtype=np.uint8))], held_out)
-    draw = reader.draw_function(BYTES, train, held)
-    frequencies = smoothed(padded(count_tokens(train), BYTES))
-    held_counts = padded(count_tokens(held), BYTES)
-    held_frequencies = held_counts / held_counts.sum()
-    references = {"unigram_entropy": float(-(held_frequencies * np.log(frequencies)).sum())}
-    if family == "encoder":
-        references["context_free_entropy"] = context_free_entropy(
-            frequencies, held_frequencies, mask_split
-        )
+    halves, counts = halves_of(corpus, held_out, reader.window)
+    batches, frequencies = reader.source(BYTES, halves), smoothed(counts)
     return Task(
         name="text",
         vocab_size=BYTES + 1,
         seed=seed,
-        draw=draw,
-        references=references,
+        draw=batches.draw,
+        draw_validation=batches.draw_validation,
         unigram=frequencies,
+        given_shown=given_shown(frequencies, mask_split) if family == "encoder" else None,
+        training_tokens=int(counts.sum()),
+        window=reader.window,
         data={
             "name": corpus.name,
             "sha256": corpus.sha256,
+            **corpus.facts,
             "bytes": len(corpus.content),
-            "held_out_bytes": int(held_counts.sum()),
+            "held_out_bytes": len(corpus.content) - int(counts.sum()),
+            "held_out": halves.record,
         },
         memory=len(corpus.content),
     )
 
 
-def context_free_entropy(p: Floats, h: Floats, mask_split: Sequence[float]) -> float:
-    """Return L = -m sum_b h(b) ln p(b) - sum_bs h(b) w(s|b) ln q(b|s), w(s|b) = r/256 + k [s = b].
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """A text as UTF-8, its sha256, and its name in records (never a path).
 
-    The expected loss, over predicted positions, of the best predictor that sees only the token
-    shown there. m, r, k = mask_split. A predicted position whose true byte is b shows [MASK] with
-    probability m and byte s with probability w(s|b): a random byte (which may be b again) or b
-    itself. [MASK] is independent of b, so the posterior is the prior p(b). A shown byte s gives,
-    by Bayes' rule, q(b|s) = p(b) w(s|b) / sum_c p(c) w(s|c), where the sum is r/256 + k p(s):
-
-        q(s|s) = p(s) (r/256 + k) / (r/256 + k p(s)),   q(b|s) = p(b) (r/256) / (r/256 + k p(s)).
-
-    The predictor knows p, the training text's smoothed frequencies (256,); the expectation is
-    under h, the held-out text's frequencies (256,). Returns nats.
+    file_sizes: bytes of each file, with the blank line that follows it.
+    facts: more about the text, for meta.json.
     """
-    m, r, k = mask_split
-    loss = -m * float((h * np.log(p)).sum())
-    shown = r / BYTES + k * np.eye(BYTES)  # w(s|b), indexed [b, s]
-    weights = p[:, None] * shown
-    # With r = 0 a byte never shows as another one, and 0 ln 0 counts as 0.
-    possible = weights > 0
-    posterior = np.divide(weights, weights.sum(axis=0), out=np.ones_like(weights), where=possible)
-    return loss - float((h[:, None] * shown * np.log(posterior)).sum())
-
-
-class Corpus(NamedTuple):
-    """A text as UTF-8, its sha256, and its name in records (never a path)."""
 
     name: str
     content: bytes | bytearray
     sha256: str
+    file_sizes: Sequence[int]
+    facts: dict[str, Any]
 
 
-def read_corpus(path: str | None, encoding: str = "utf-8") -> Corpus:
-    """Read the text at `path` (see `find_files`), or Python's own if it is None.
+@lru_cache(maxsize=2)
+def halves_of(corpus: Corpus, held_out: float, window: int) -> tuple[Split, NDArray[np.int64]]:
+    """Return the training and held-out parts of a text, and the counts of the training bytes."""
+    content = Part(np.frombuffer(corpus.content, dtype=np.uint8))
+    halves = split([content], corpus.file_sizes, held_out, window)
+    return halves, padded(count_tokens(halves.train), BYTES)
+
+
+def read_corpus(path: str | None, encoding: str = "utf-8", source: str = "topics") -> Corpus:
+    """Read the text at `path` (see `find_files`), or one of Python's own if it is None.
 
     Joins several files by blank lines and skips empty ones.  Raises ConfigError.
     """
     if path is None:
-        return _python_topics()
+        return _python_topics() if source == "topics" else _standard_library()
     with refusing(path):
         name, files = find_files(path)
         refuse_huge(path, files)
@@ -161,16 +159,26 @@ def read_corpus(path: str | None, encoding: str = "utf-8") -> Corpus:
 
 @lru_cache(maxsize=2)  # runs of several seeds in one process share a text
 def _read_files(name: str, files: Sequence[Path], encoding: str, states: object) -> Corpus:
-    content = bytearray()
+    return joined(name, (map(str.encode, text_pieces(file, encoding)) for file in files))
+
+
+def joined(name: str, files: Iterable[Iterable[bytes]], **facts: Any) -> Corpus:
+    """Return the corpus of files, whose content comes in pieces; skips empty ones."""
+    content, begins = bytearray(), []
     for file in files:
-        between = b"\n\n" if content else b""
-        for text in text_pieces(file, encoding):
-            if part := text.encode("utf-8"):
-                content += between + part
-                between = b""
-    return Corpus(name, content, hashlib.sha256(content).hexdigest())
+        between = BETWEEN if content else b""
+        is_new = True
+        for piece in filter(None, file):
+            content += between
+            if is_new:
+                begins.append(len(content))
+            content += piece
+            between, is_new = b"", False
+    sizes = np.diff([*begins, len(content)]).tolist()
+    return Corpus(name, content, hashlib.sha256(content).hexdigest(), sizes, facts)
 
 
+@cache
 def _python_topics() -> Corpus:
     try:
         topics = import_module("pydoc_data.topics").topics
@@ -178,5 +186,26 @@ def _python_topics() -> Corpus:
         raise refusal(
             "this Python has no pydoc_data.topics, the default text; give a file"
         ) from error
-    content = "\n\n".join(topics[key] for key in sorted(topics)).encode("utf-8")
-    return Corpus("cpython-topics", content, hashlib.sha256(content).hexdigest())
+    text = BETWEEN.join(topics[key].encode() for key in sorted(topics))
+    return joined("cpython-topics", [[text]], licence=LICENCE)
+
+
+@cache
+def _standard_library() -> Corpus:
+    """Return the .py files of the running Python's standard library, in the order of their paths.
+
+    Left out are files that are not modules of the library (some hold the paths of a build), tests,
+    which many distributions remove, and the topics, which are another text.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    files = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in NOT_THE_LIBRARY]
+        files += [Path(folder, name) for name in names if name.endswith(".py")]
+    modules = sys.stdlib_module_names - {"pydoc_data"}
+    files = [file for file in files if file.relative_to(root).parts[0].split(".")[0] in modules]
+    if not files:
+        raise refusal(f"this Python has no standard library in files; found none in {root}")
+    files.sort(key=lambda file: file.relative_to(root).as_posix())
+    with refusing(str(root)):
+        return joined("cpython-stdlib", ([file.read_bytes()] for file in files), licence=LICENCE)

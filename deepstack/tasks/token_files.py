@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -23,15 +23,15 @@ from deepstack.tasks.files import (
     sha256_of,
     text_pieces,
 )
-from deepstack.tasks.windows import Part, Tokens
-
-Layout = Literal["auto", "uint16", "uint32", "llm.c"]
+from deepstack.tasks.parts import Part, Tokens
+from deepstack.tasks.token_layouts import LOOKED_AT, OF_WIDTH, TYPES, Layout, width_of
 
 HEADER = 256  # int32s before the tokens of llm.c's files: magic, version, number of tokens
 LLM_C = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # magic, version: type
 LLM_C_MAGIC = (20240520, 20240801, 20240522)  # the last marks evaluations, which hold no tokens
-LOOKED_AT, LEAST_HALVES = 2**16, 32
-"""Tokens of a file that tell whether it is uint32 read as uint16, and the least that can."""
+NPY = b"\x93NUMPY"  # the first bytes of a .npy file that states its type
+INDEX = b"MMIDIDX\0\0"  # the first bytes of Megatron's .idx, then version and type
+INDEX_TYPES: dict[int, Layout] = {1: "uint8", 4: "int32", 5: "int64", 8: "uint16"}
 
 
 class Tokenizer(Protocol):
@@ -80,12 +80,16 @@ class Reading:
 
 @dataclass(frozen=True, eq=False)
 class TokenFiles:
-    """The parts of one or several files, with name, sha256 and bytes of the files."""
+    """The parts of one or several files, with name, sha256 and bytes of the files.
+
+    file_sizes: tokens of each file.
+    """
 
     name: str
     sha256: str
     bytes: int
     parts: list[Part]
+    file_sizes: list[int]
 
 
 def read_tokens(path: str, reading: Reading) -> TokenFiles:
@@ -98,14 +102,22 @@ def read_tokens(path: str, reading: Reading) -> TokenFiles:
         folder = Path(os.path.expanduser(path))
         for module in import_extensions("token_reader"):
             files = module.files_of(folder, path, reading) or files
+        files = [file for file in files if not is_index(file)]
         if reading.tokenizer and any(file.suffix not in readers() for file in files):
             refuse_huge(path, files, reading.key)
-        parts = [part for file in files for part in read_file(file, reading)]
+        of_files = [read_file(file, reading) for file in files]
         digests = [sha256_of(file) for file in files]
         size = sum(file.stat().st_size for file in files)
-    if not any(len(part.tokens) for part in parts):
+    parts = [part for one in of_files for part in one]
+    file_sizes = [sum(len(part.tokens) for part in one) for one in of_files]
+    if not any(file_sizes):
         raise reading.refusal(path, " is empty; allowed: tokens")
-    return TokenFiles(name, joint_sha256(digests), size, parts)
+    return TokenFiles(name, joint_sha256(digests), size, parts, file_sizes)
+
+
+def is_index(file: Path) -> bool:
+    """Return whether a file is the index that Megatron writes beside a .bin."""
+    return file.suffix == ".idx" and file.with_suffix(".bin").is_file()
 
 
 def read_file(file: Path, reading: Reading) -> list[Part]:
@@ -149,28 +161,54 @@ def bin_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens]
             reason = f": its header says {count:,} tokens, and {rest:,} bytes follow: is it whole?"
             raise reading.refusal(file, reason)
         return [np.frombuffer(content, dtype, offset=4 * HEADER)]
-    dtype = np.dtype("<u4" if reading.layout == "uint32" else "<u2")
+    return [raw_tokens(content, file, reading, index_layout(file, reading) or reading.layout)]
+
+
+def raw_tokens(content: mmap.mmap, file: Path, reading: Reading, layout: Layout) -> Tokens:
+    """Return bare tokens.  Raises ConfigError if they look like tokens of another layout."""
+    dtype = np.dtype(TYPES[layout])
     if len(content) % dtype.itemsize:
-        reason = f" has {len(content):,} bytes, no whole number of {dtype.name} tokens"
-        raise reading.refusal(file, reason)
-    tokens = np.frombuffer(content, dtype)
-    if reading.layout == "auto" and are_halves(tokens[:LOOKED_AT]):
+        reason = f" has {len(content):,} bytes, no whole number of {dtype.name} tokens; give "
+        raise reading.refusal(file, f"{reason}task.layout=uint8 or another one")
+    width = width_of(np.frombuffer(content, np.uint8, min(LOOKED_AT, len(content))))
+    if width and width.size != dtype.itemsize:
+        name = OF_WIDTH[width.size]
         reason = (
-            ": as uint16, every second token is below 16, so it seems to hold uint32; give "
-            "task.layout=uint32 (or uint16), or write .npy, which states its type"
+            f": {width.sign}, so it seems to hold {name} and not {dtype.name}; give "
+            f"task.layout={name}, or write .npy, which states its type"
         )
         raise reading.refusal(file, reason)
-    return [tokens]
+    return np.frombuffer(content, dtype)
 
 
-def are_halves(tokens: Tokens) -> bool:
-    """Return whether uint16 tokens look like the halves of little-endian uint32 ones."""
-    low, high = tokens[0::2], tokens[1::2]
-    return len(high) >= LEAST_HALVES and bool(high.max() < 16 <= low.max())
+def index_layout(file: Path, reading: Reading) -> Layout | None:
+    """Return the layout that Megatron's .idx beside a .bin states, or None without such a file.
+
+    Raises ConfigError for a type that no layout has.
+    """
+    index = file.with_suffix(".idx")
+    if reading.layout != "auto" or not index.is_file():
+        return None
+    with index.open("rb") as stream:
+        head = stream.read(len(INDEX) + 9)
+    if not head.startswith(INDEX):
+        return None
+    if (code := head[-1]) not in INDEX_TYPES:
+        allowed = ", ".join(f"{code}: {name}" for code, name in INDEX_TYPES.items())
+        raise reading.refusal(index, f": found the type {code} of tokens; allowed {allowed}")
+    return INDEX_TYPES[code]
 
 
 def npy_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens]:
-    """Read a .npy file of one dimension; nothing in it is unpickled."""
+    """Read a .npy file of one dimension, or raw tokens of that name; nothing is unpickled."""
+    if content[: len(NPY)] != NPY:
+        if reading.layout in ("auto", "llm.c"):
+            reason = (
+                " has no header of .npy; for raw tokens, as OLMo writes them, give "
+                "task.layout=uint16 (uint32 for vocabularies above 65,536), or rename it to .bin"
+            )
+            raise reading.refusal(file, reason)
+        return [raw_tokens(content, file, reading, reading.layout)]
     array = np.lib.format.open_memmap(file, mode="r")
     if array.ndim != 1 or array.dtype.kind not in "iu":
         reason = f": found {array.dtype} of shape {array.shape}; allowed integers of one dimension"

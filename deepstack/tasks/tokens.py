@@ -11,6 +11,7 @@ from pydantic import Field
 
 from deepstack.base.errors import ConfigError
 from deepstack.config import Family
+from deepstack.tasks.chance import given_shown, smoothed
 from deepstack.tasks.files import (
     Encoding,
     find_files,
@@ -19,21 +20,12 @@ from deepstack.tasks.files import (
     refusal,
     refusing,
 )
+from deepstack.tasks.held_out import HeldOut, Split, given_split, split
+from deepstack.tasks.parts import MOST_VOCABULARY, Part, count_tokens, padded
 from deepstack.tasks.task import Task, task
-from deepstack.tasks.token_files import Layout, Reading, Tokenizer, open_tokenizer, read_tokens
-from deepstack.tasks.windows import (
-    MOST_VOCABULARY,
-    HeldOut,
-    MaskRate,
-    MaskSplit,
-    Part,
-    Reader,
-    Span,
-    count_tokens,
-    padded,
-    smoothed,
-    split,
-)
+from deepstack.tasks.token_files import Reading, Tokenizer, open_tokenizer, read_tokens
+from deepstack.tasks.token_layouts import Layout
+from deepstack.tasks.windows import MaskRate, MaskSplit, Reader, Span
 
 MOST_COUNTED = 2**22
 
@@ -60,11 +52,11 @@ def tokens(
     ] = None,
     held_out_path: Annotated[
         str | None,
-        Field(min_length=1, description="the same for validation; null: the end of `path`"),
+        Field(min_length=1, description="the same for validation; null: blocks of `path`"),
     ] = None,
     layout: Annotated[
         Layout,
-        Field(description=".bin: auto: llm.c by its header, else uint16 as nanoGPT; or uint32"),
+        Field(description="of raw tokens; auto: llm.c by its header, else uint16 as nanoGPT"),
     ] = "auto",
     tokenizer: Annotated[
         str | None,
@@ -97,13 +89,14 @@ def tokens(
     A decoder predicts each next token.  An encoder fills in [MASK] = vocab_size as in the task
     text, an encoder-decoder spans.  Files are mapped into memory, so they may be larger than it.
     Windows of tokens lie within one file and are drawn uniformly.  Validation and probe windows
-    come from `held_out_path`, or from the last `held_out` of the tokens.
+    come from `held_out_path`, or from `held_out` of the tokens: spread blocks, or whole files of
+    many.
 
-    The reference "unigram_entropy" is the cross-entropy, in nats, of the held-out tokens under the
-    training tokens' frequencies, add-one smoothed.  With a tokenizer, evals.csv of a decoder has
-    bits_per_byte: bits per token times the held-out tokens per byte of their text as UTF-8, in
-    which unknown, changed and removed characters count.  Files of tokens alone determine it only
-    under a byte-level BPE that changes no character.
+    The reference "unigram_entropy" is the loss without context on the validation positions, in
+    nats, under the training tokens' frequencies, add-one smoothed.  With a tokenizer, evals.csv of
+    a decoder has bits_per_byte: bits per token times the held-out tokens per byte of their text as
+    UTF-8, in which unknown, changed and removed characters count.  Files of tokens alone determine
+    it only under a byte-level BPE that changes no character.
 
     Raises ConfigError for files that are missing, unreadable, empty, too short, of another format,
     or with tokens outside of the vocabulary.
@@ -118,22 +111,24 @@ def tokens(
     }  # fmt: skip
     states = tuple(file_states(each, key) for key, each in paths.items() if each is not None)
     reading = (layout, tokenizer, end_token, column, encoding)
-    corpus = read_corpus(path, held_out_path, held_out, *reading, states)
+    corpus = read_corpus(path, held_out_path, held_out, reader.window, *reading, states)
     vocabulary, decodes = corpus.vocabulary(vocab_size), family == "decoder"
     per_token = corpus.data.get("held_out_bytes_per_token") if decodes else None
     unknown = decodes and corpus.tokenizer is not None and per_token is None
-    draw = reader.draw_function(vocabulary, corpus.train, corpus.held)
+    batches = reader.source(vocabulary, corpus.split)
     frequencies = smoothed(padded(corpus.train_counts, vocabulary))
-    held = padded(corpus.held_counts, vocabulary)
     return Task(
         name="tokens",
         vocab_size=vocabulary + (not decodes),
         seed=seed,
-        draw=draw,
-        references={"unigram_entropy": float(-(held * np.log(frequencies)).sum() / held.sum())},
+        draw=batches.draw,
+        draw_validation=batches.draw_validation,
         unigram=frequencies,
+        given_shown=given_shown(frequencies, mask_split) if family == "encoder" else None,
+        training_tokens=int(corpus.train_counts.sum()),
+        window=reader.window,
         data=corpus.data | {"vocab_size": vocabulary},
-        memory=sum(p.tokens.nbytes for p in (*corpus.train, *corpus.held) if p.file is None),
+        memory=sum(part.tokens.nbytes for part in corpus.parts if part.file is None),
         bytes_per_token=per_token,
         notices=(UNKNOWN_BYTES,) if unknown else (),
     )
@@ -143,12 +138,16 @@ def tokens(
 class TokenCorpus:
     """Training and held-out tokens with their counts and their record for meta.json."""
 
-    train: list[Part]
-    held: list[Part]
+    split: Split
     train_counts: NDArray[np.int64]
     held_counts: NDArray[np.int64]
     data: dict[str, Any]
     tokenizer: Tokenizer | None
+
+    @property
+    def parts(self) -> list[Part]:
+        """All parts, for training and held out."""
+        return [*self.split.train, *self.split.held]
 
     def vocabulary(self, given: int | None) -> int:
         """Return the number of tokens.  Raises ConfigError if `given` is too small."""
@@ -167,6 +166,7 @@ def read_corpus(
     path: str,
     held_out_path: str | None,
     held_out: float,
+    window: int,
     layout: Layout,
     tokenizer: str | None,
     end_token: str | None,
@@ -176,6 +176,7 @@ def read_corpus(
 ) -> TokenCorpus:
     """Read and count training and held-out tokens.  Raises ConfigError.
 
+    window: tokens of a window.
     states: a value that changes with the files.
     """
     library = open_tokenizer(tokenizer, end_token) if tokenizer else None
@@ -184,15 +185,19 @@ def read_corpus(
     data: dict[str, Any] = {"name": files.name, "bytes": files.bytes}
     digests = [files.sha256]
     if held_out_path is None:
-        train, held = split(files.parts, held_out)
+        halves = split(files.parts, files.file_sizes, held_out, window)
+        held_counts = count_tokens(halves.held)
+        every = count_tokens(files.parts)
+        counts = every - padded(held_counts, len(every)), held_counts
     else:
         other = read_tokens(held_out_path, replace(reading, key="task.held_out_path"))
-        train, held = files.parts, other.parts
+        halves = given_split(files.parts, other.parts, window)
+        counts = count_tokens(files.parts), count_tokens(other.parts)
         data["held_out_name"] = other.name
         digests.append(other.sha256)
-    counts = count_tokens(train), count_tokens(held)
     data["tokens"] = int(counts[0].sum() + counts[1].sum())
     data["held_out_tokens"] = int(counts[1].sum())
+    data["held_out"] = halves.record
     if library is not None:
         data["tokenizer"] = {"name": library.name, "sha256": library.sha256}
         digests.append(library.sha256)
@@ -202,10 +207,12 @@ def read_corpus(
                 f"token {most:,}",
                 "task.tokenizer",
             )
-        data["held_out_bytes_per_token"] = bytes_per_token(library, held)
+        data["held_out_bytes_per_token"] = bytes_per_token(library, halves.held)
     data["sha256"] = joint_sha256(digests)
-    train, held = ([part._replace(sizes=None) for part in parts] for parts in (train, held))
-    return TokenCorpus(train, held, *counts, data, library)
+    train, held = (
+        [part._replace(sizes=None) for part in parts] for parts in (halves.train, halves.held)
+    )
+    return TokenCorpus(replace(halves, train=train, held=held), *counts, data, library)
 
 
 def file_states(path: str, key: str) -> tuple[object, ...]:

@@ -7,6 +7,7 @@ from deepstack.training.environment import cpu as cpu
 from deepstack.training.environment import device_is_here as device_is_here
 from deepstack.training.environment import torch_settings as torch_settings
 from deepstack.training.environment import usual_torch_modes as usual_torch_modes
+from deepstack.training.evaluation import Evaluation as Evaluation
 from deepstack.training.evaluation import mean_loss as mean_loss
 from deepstack.training.evaluation import to_device as to_device
 from deepstack.training.extension import Parent as Parent

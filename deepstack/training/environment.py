@@ -64,14 +64,17 @@ def device_is_here(runtime: conf.Runtime) -> bool:
     return runtime.device != "cuda" or torch.cuda.is_available()
 
 
-def choose_threads(config: conf.Config, ranks: RankGroup = ALONE) -> int:
+def choose_threads(config: conf.Config, ranks: RankGroup = ALONE, *, on_gpu: bool = False) -> int:
     """Return the CPU threads that a run reserves: the configured number, else 1 for small matrices.
 
     Torch is several times faster by one thread than by two for narrow models on a busy machine.
     Ranks on one host divide its cores.  Shards of a batch are independent: each takes a thread.
+    A run on a GPU takes one, whatever its width: the products are the GPU's.
     """
     if isinstance(config.runtime.threads, int):
         return config.runtime.threads
+    if on_gpu:
+        return 1
     if config.train.shards > 1:
         return min(config.train.shards, conf.cores())
     return 1 if is_small(config, ranks) else max(1, conf.cores() // ranks.on_host)
@@ -132,12 +135,15 @@ def torch_settings(
     config: conf.Config, device: torch.device, ranks: RankGroup = ALONE
 ) -> Iterator[int]:
     """Set threads and determinism for a run, yield its threads, and restore both afterwards."""
-    threads, before = choose_threads(config, ranks), torch.get_num_threads()
+    on_gpu = device.type == "cuda"
+    threads, before = choose_threads(config, ranks, on_gpu=on_gpu), torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     memory: Any = torch.utils.deterministic  # a module whose setting is created at import
     fill = memory.fill_uninitialized_memory
-    if device.type == "cuda":  # cuBLAS reads it once, at its first product
+    if on_gpu:  # cuBLAS reads it once, at its first product
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.cuda.init()
+        torch.cuda.reset_peak_memory_stats(device)  # the peak of this run, not of an earlier one
     try:
         torch.set_num_threads(threads_of_operations(config, threads))
         use_deterministic(config.runtime.deterministic, device)

@@ -1,8 +1,11 @@
-"""The validation loss, on batches that are the same at every evaluation of a run."""
+"""The validation loss, on a set of sequences that is the same at every evaluation of a study."""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,7 +18,10 @@ from deepstack.diagnostics import evaluating
 from deepstack.model import Transformer
 from deepstack.model.loss import mean_loss as mean_loss
 from deepstack.records import EVALS_COLUMNS
-from deepstack.tasks import IGNORE, Batch, Task
+from deepstack.tasks import IGNORE, PIECE, Batch, Task
+
+if TYPE_CHECKING:
+    from deepstack.training.preflight import Prepared
 
 
 def to_device(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -29,52 +35,81 @@ def to_device(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
 SOLVED = 0.95  # accuracy above which answers of k steps count as solved
 
 # Tokens of a forward pass without gradients: several batches, as launches dominate narrow layers.
-TOKENS_AT_ONCE = {"cpu": 2**11, "cuda": 2**14}
+TOKENS_AT_ONCE = {"cpu": conf.TOKENS_AT_ONCE, "cuda": 2**14}
+
+Losses = NDArray[np.float64]
 
 
 class Evaluation:
     """Validation loss over all predicted positions, and over those whose token is not shown.
 
-    The second is compared with the unigram's on the same positions: where a masked position may
-    show its own byte, copying is enough to get below the entropy of all predicted positions.
+    The second is compared with the loss without context on the same positions: where a masked
+    position may show its own byte, copying is enough to get below the entropy of all of them.
+
+    Each loss has a standard error over the blocks of the validation set (`standard_error`).
+
+    sequences: the number that a run's record states, which holds if the config leaves it open.
+    references: losses without context on this set, and those that the task knows exactly.
+    record: the size of the set, for meta.json.
     """
 
-    def __init__(self, task: Task, train: conf.Train, device: torch.device) -> None:
-        self.device = device
-        size, count = train.batch_size, train.eval_batches
-        first = task.validation_batch(0, size)
-        # Each batch is copied into its place, so that only one copy of all of them is in memory.
-        joined = Batch(*(np.empty((count * len(a), *a.shape[1:]), a.dtype) for a in first))
-        optimal = []
-        for i in range(count):
-            batch = task.validation_batch(i, size) if i else first
-            for array, part in zip(joined, batch, strict=True):
-                array[i * size : (i + 1) * size] = part
-            if (loss := task.optimal_loss(batch)) is not None:
-                optimal.append(loss)
-        # Every batch of a task predicts equally many positions, so a mean of means is the mean.
-        floor = sum(optimal) / len(optimal) if optimal else None
-        floors = {"unigram_loss": task.unigram_loss(joined), "optimal_loss": floor}
+    def __init__(
+        self,
+        task: Task,
+        config: conf.Config,
+        device: torch.device,
+        sequences: int | None = None,
+    ) -> None:
+        self.device, train = device, config.train
+        first, _ = task.validation_set(PIECE)
+        length = first.inputs.shape[1]
+        positions = float((first.targets != IGNORE).sum(axis=1).mean())
+        count = conf.validation_sequences(config, length, positions)
+        if sequences and config.train.eval_batches == "auto":
+            count = sequences
+        joined, self.blocks = task.validation_set(count)
+        self.predicted = joined.targets != IGNORE
+        self.masked = joined.masked
+        chance = task.chance_losses(joined)
+        self.chance = row_sums(chance, self.masked)
+        self.references = task.references_on(joined)
+        floors = {"unigram_loss": task.unigram_loss(joined), "optimal_loss": optimum(task, joined)}
         self.floors = {name: loss for name, loss in floors.items() if loss is not None}
         self.bytes_per_token = task.bytes_per_token
-        of_bytes = ("bits_per_byte",) if self.bytes_per_token else ()
         self.levels = task.levels if task.level_of else ()
         self.answer_columns = answer_columns(self.levels)
-        self.columns = (*EVALS_COLUMNS, *self.floors, *of_bytes, *self.answer_columns)
+        self.columns = (
+            *EVALS_COLUMNS,
+            *self.floors,
+            *(("bits_per_byte",) if self.bytes_per_token else ()),
+            *self.answer_columns,
+            "loss_se",
+            "loss_masked_se",
+            *(("margin_se",) if "unigram_loss" in self.floors else ()),
+        )
         if task.level_of:
-            self.predicted = joined.targets != IGNORE
             self.truth = joined.targets[self.predicted]
             self.level = task.level_of(joined)[self.predicted]
-        group = size * max(1, TOKENS_AT_ONCE[device.type] // first.inputs.size)
-        groups = [slice(i, i + group) for i in range(0, count * size, group)]
+        self.record = {
+            "sequences": count,
+            "positions": int(self.predicted.sum()),
+            "blocks": len(np.unique(self.blocks)),
+        }
+        group = max(1, TOKENS_AT_ONCE[device.type] // length)
         # Micro-batches and the number of logits bound the memory of a pass.  The losses of a group
         # are added together.
-        rows = group if train.micro_batches == 1 else size // train.micro_batches
-        logits = first.targets.shape[1] * task.vocab_size
+        rows = group if train.micro_batches == 1 else train.batch_size // train.micro_batches
+        logits = joined.targets.shape[1] * task.vocab_size
         self.rows = min(rows, max(1, conf.MOST_LOGITS // logits))
-        self.batches = [
-            Batch(joined.inputs[rows], joined.targets[rows], joined.masked[rows]) for rows in groups
-        ]
+        groups = [slice(i, i + group) for i in range(0, count, group)]
+        self.batches = [joined.rows(rows) for rows in groups]
+
+    @classmethod
+    def of_run(cls, prepared: Prepared) -> Evaluation:
+        """Return the evaluation of a run; one that resumes or extends keeps its number."""
+        recorded = prepared.ranks.from_rank0(prepared.folder.read_meta).get("validation", {})
+        sequences = recorded.get("sequences")
+        return cls(prepared.task, prepared.config, prepared.device, sequences)
 
     def measure(
         self, model: Transformer, forward: Callable[[Tensor], Tensor]
@@ -83,38 +118,76 @@ class Evaluation:
 
         forward: inputs -> logits of the model.
         """
-        totals = torch.zeros(4, dtype=torch.float64, device=self.device)
+        parts: list[Tensor] = []
         guesses: list[NDArray[np.int64]] = []
         with torch.no_grad(), evaluating(model), model.statistics("followed"):
             for batch in self.batches:
                 inputs, targets = to_device(batch, self.device)
-                shown = torch.from_numpy(batch.masked).to(self.device)
-                parts = []
                 for part, wanted in zip(
                     inputs.split(self.rows), targets.split(self.rows), strict=True
                 ):
                     logits = forward(part)
                     if self.levels:
                         guesses.append(logits.argmax(dim=-1).cpu().numpy())
-                    parts.append(position_losses(logits, wanted))
-                losses, flat = torch.cat(parts), shown.flatten()
-                totals += torch.stack(
-                    [losses.sum(), (targets != IGNORE).sum(), losses[flat].sum(), flat.sum()]
-                )
-        total, count, masked_total, masked_count = totals.tolist()
-        bits = total / count / math.log(2)
-        row: dict[str, float | None] = {
-            "loss": total / count,
-            "loss_masked": masked_total / masked_count if masked_count else None,
-            "bits_per_token": bits,
-        }
+                    parts.append(position_losses(logits, wanted).view(wanted.shape))
+        losses = torch.cat(parts).cpu().numpy().astype(np.float64)
+        loss, loss_se = self.mean(row_sums(losses, self.predicted), self.predicted)
+        row: dict[str, float | None] = {"loss": loss, "bits_per_token": loss / math.log(2)}
         if self.bytes_per_token:
-            row["bits_per_byte"] = bits / self.bytes_per_token
+            row["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
         row |= self.floors
         if self.levels:
             right = np.concatenate(guesses)[self.predicted] == self.truth
             row |= accuracies(right, self.level, self.levels)
+        row["loss_se"] = loss_se
+        if self.masked.any():
+            masked = row_sums(losses, self.masked)
+            row["loss_masked"], row["loss_masked_se"] = self.mean(masked, self.masked)
+            if "unigram_loss" in self.floors:
+                row["margin_se"] = self.mean(masked - self.chance, self.masked)[1]
         return row
+
+    def mean(self, sums: Losses, positions: NDArray[np.bool_]) -> tuple[float, float | None]:
+        """Return the mean of a loss over positions, and its standard error over blocks.
+
+        sums: of each sequence, (sequences,).
+        """
+        return standard_error(sums, positions.sum(axis=1), self.blocks)
+
+
+def optimum(task: Task, batch: Batch) -> float | None:
+    """Return the optimal loss of a task on a batch in nats, or None; works in pieces."""
+    if task.exact_loss is None:
+        return None
+    pieces = [batch.rows(slice(i, i + 512)) for i in range(0, len(batch.inputs), 512)]
+    counts = [int((piece.targets != IGNORE).sum()) for piece in pieces]
+    sums = (task.exact_loss(one) * count for one, count in zip(pieces, counts, strict=True))
+    return sum(sums) / sum(counts)
+
+
+def row_sums(losses: Losses, positions: NDArray[np.bool_]) -> Losses:
+    """Return the sum of each sequence's losses at these positions, (sequences,)."""
+    return np.where(positions, losses, 0.0).sum(axis=1)
+
+
+def standard_error(
+    sums: Losses, counts: NDArray[np.int64], blocks: NDArray[np.int64]
+) -> tuple[float, float | None]:
+    """Return the mean of values in blocks, and its standard error; None for fewer than two blocks.
+
+    Values of one block may depend on each other.  So the mean is a ratio of sums S_b and numbers
+    n_b over B blocks: m = Σ S_b / Σ n_b, with the variance B/(B - 1) Σ (S_b - m n_b)² / (Σ n_b)²
+    (Cochran 1977, Sampling Techniques, section 6.3).
+
+    sums, counts, blocks: of sequences, (sequences,); the number of a sequence's block.
+    """
+    _, index = np.unique(blocks, return_inverse=True)
+    totals, numbers = np.bincount(index, sums), np.bincount(index, counts)
+    mean, number = float(totals.sum() / numbers.sum()), len(totals)
+    if number < 2:
+        return mean, None
+    squares = float(((totals - mean * numbers) ** 2).sum())
+    return mean, math.sqrt(number / (number - 1) * squares) / float(numbers.sum())
 
 
 def position_losses(logits: Tensor, targets: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from deepstack.records.given_plugins import require_recorded
 from deepstack.records.logs import instrument_logs
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.schedule import depends_on_steps, row_is_due
-from deepstack.training.start import changed_source, finished_run
+from deepstack.training.start import KEY, changed_source, finished_run
 
 # Settings that an extension may change; `runtime` is free.
 CHANGEABLE = ("train.schedule", "train.lr", "train.decay_period", "train.final_lr_factor")
@@ -51,11 +51,10 @@ class Parent:
         """
         meta = self.folder.read_meta()
         if changed := changed_source({"data": {}} | meta, data, self.config):
-            key, source, was, now = changed
-            other = "weights" if key == "model.start" else "data"
+            known = {"task.path": "trained on other data", KEY: "trained on other weights"}
+            how = known.get(changed.key, "validated on other data")
             raise ConfigError(
-                f"{self.folder.path} was trained on other {other}: sha256 was {was}, is {now} "
-                f"({source})"
+                f"{self.folder.path} was {how}: {changed.reason()} ({changed.source})"
             )
 
 
@@ -75,7 +74,8 @@ class Extension(Parent):
 
         meta = self.folder.read_meta()
         shutil.rmtree(folder.checkpoint_dir, ignore_errors=True)  # of a killed attempt
-        fixed = {"environment": {}} | {k: meta[k] for k in ("environment", "start") if k in meta}
+        keys = ("environment", "start", "validation")
+        fixed = {"environment": {}} | {key: meta[key] for key in keys if key in meta}
         folder.write_meta({"extends": self.extends, **fixed})
         logs = recorded_logs(self.folder)
         for path in (*logs, self.folder.timing_path):
@@ -89,6 +89,12 @@ class Extension(Parent):
         state = {"run": conf.digest(without_defaults(self.config)), "logs": sums}
         ckpt.save(folder, ckpt.Checkpoint(step, parts, state))
         folder.write_config(conf.to_yaml(with_defaults(self.config)))  # makes it a run
+
+
+def draws_another_set(old: conf.Config, new: conf.Config) -> bool:
+    """Return whether the longer run, trained at once, would have another validation set."""
+    is_open = new.train.eval_batches == "auto"
+    return is_open and conf.evaluation_interval(old.train) != conf.evaluation_interval(new.train)
 
 
 def is_changeable(key: str) -> bool:
@@ -141,7 +147,7 @@ def parent_of(run: str | Path, steps: int, overrides: Sequence[str] = ()) -> Ext
         "run": folder.name,
         "step": step,
         "sha256": folder.read_status().get("checksums"),
-        "exact": not depends_on_steps(old.train) and not changed,
+        "exact": not (depends_on_steps(old.train) or changed or draws_another_set(old, new)),
     }
     return Extension(folder, new, extends)
 

@@ -107,12 +107,12 @@ def choose_folder(
         if not (changed := changed_source(meta, task.data, config)):
             return folder
         if folder.checkpoints() and folder.read_status().get("state") not in ENDED:
-            key, source, was, now = changed
+            is_kept_elsewhere = changed.key in ("task.path", "model.start")
+            cure = "put the old one back, or begin" if is_kept_elsewhere else "begin"
             raise ConfigError(
-                f"{source} has changed since the checkpoint of {folder.path}: its sha256 was "
-                f"{was[:12]}…, is {now[:12]}…; put the old one back, or begin another run with "
-                "--study",
-                key=key,
+                f"{changed.source} has changed since the checkpoint of {folder.path}: "
+                f"{changed.reason(12)}; {cure} another run with --study",
+                key=changed.key,
             )
     return free_folder(study, run_name(config), taken)
 

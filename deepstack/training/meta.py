@@ -12,13 +12,14 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack.base import plugins
 from deepstack.config.instruments import specs
-from deepstack.diagnostics import describe
+from deepstack.diagnostics import describe, token_distance
 from deepstack.model import flops_of, option_defaults
 from deepstack.model.build import Built
 from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS
 from deepstack.records.given_plugins import keep_copies
 from deepstack.schemes import NORMS, SCHEMES, stack_positions
 from deepstack.training.environment import environment_changes, git_state
+from deepstack.training.evaluation import Evaluation
 from deepstack.training.optimizers import OPTIMIZERS
 from deepstack.training.preflight import Prepared
 
@@ -29,7 +30,10 @@ VALIDATION_COLUMNS = {
     "loss_masked": ("L", "nats", "Validation loss over the positions whose token is not shown."),
     "bits_per_token": ("L", "bits", "Validation loss over all predicted positions, in bits."),
     "bits_per_byte": ("L", "bits", "bits_per_token over the held-out bytes of a token."),
-    "unigram_loss": ("L", "nats", "Loss of the unigram on the very same positions."),
+    "unigram_loss": ("L", "nats", "Loss without context (the unigram) on the same positions."),
+    "loss_se": ("SE", "nats", "Standard error of loss over the blocks of the validation set."),
+    "loss_masked_se": ("SE", "nats", "Standard error of loss_masked over these blocks."),
+    "margin_se": ("SE", "nats", "Standard error of loss_masked - unigram_loss over these blocks."),
     "optimal_loss": ("L*", "nats", "Bayes-optimal loss of the very same validation positions."),
 }
 # Of a task whose query narrows the answer down.
@@ -49,36 +53,37 @@ def write_description(
     prepared: Prepared,
     built: Built,
     initial: Tensor,
+    evaluation: Evaluation,
     *,
-    answers: Columns,
     logs: Mapping[str, Columns],
 ) -> dict[str, Any]:
     """Write meta.json, which is returned, and columns.json of a run.
 
     initial: F_0, (batch, seq, d_model).
-    answers: the columns of evals.csv about answers.
     logs: name -> columns of each log besides steps.csv, evals.csv and timing.csv.
     """
     folder = prepared.folder
     before = folder.read_meta()
-    meta = meta_of(prepared, built, before)
+    meta = meta_of(prepared, built, before, evaluation)
     keep_copies(folder)
     folder.write_meta(meta)
-    columns = columns_of(prepared, built, initial, answers, logs)
+    columns = columns_of(prepared, built, initial, evaluation, logs)
     folder.write_columns(columns)
     if not before and (notice := resolution_notice(columns)):
         prepared.observer.notify(notice)
     return meta
 
 
-def meta_of(prepared: Prepared, built: Built, before: dict[str, Any]) -> dict[str, Any]:
+def meta_of(
+    prepared: Prepared, built: Built, before: dict[str, Any], evaluation: Evaluation
+) -> dict[str, Any]:
     """Return meta.json: command, time, environment, parameters, FLOPs of a step and data.
 
     before: meta.json of the run before it was resumed, whose time and commit stay; empty for a new
         run; of a run that extends another one, `extends` and the environment of that.
     """
     task, config, parameters = prepared.task, prepared.config, built.banks.count()
-    flops = flops_of(config, task)
+    flops, times = flops_of(config, task), task.times_read(config)
     now = {
         "command": prepared.command,
         "created": utc_now(),
@@ -87,9 +92,10 @@ def meta_of(prepared: Prepared, built: Built, before: dict[str, Any]) -> dict[st
         "seed": config.seed,
         "parameters": parameters | {"total": sum(parameters.values())},
         "flops": {"step": flops.step, "with_probe": flops.total, **flops._asdict()},
-        "data": task.data,
+        "data": task.data | ({} if times is None else {"times_read": times}),
+        "validation": evaluation.record,
         **({"start": prepared.start.record()} if prepared.start else {}),
-        "references": task.references,
+        "references": evaluation.references,
         "plugins": [{"file": f, "sha256": p.sha256} for f, p in sorted(plugins.LOADED.items())],
     }
     if not before:
@@ -120,7 +126,7 @@ def columns_of(
     prepared: Prepared,
     built: Built,
     initial: Tensor,
-    answers: Columns,
+    evaluation: Evaluation,
     logs: Mapping[str, Columns],
 ) -> dict[str, Any]:
     """Return columns.json: the meaning of every column and more, so that charts need no model.
@@ -136,7 +142,7 @@ def columns_of(
         if spec.section:
             described.setdefault(spec.section, {}).update(logs.get(name, {}))
     others = described.pop("columns")
-    evals = {**validation, **answers}
+    evals = {**validation, **evaluation.answer_columns}
     coarse = steps_below_resolution(config, built)
     return {
         "columns": entries({**STEPS_COLUMNS, **evals, **TIMING_COLUMNS, **COMPUTE, **others}),
@@ -156,7 +162,7 @@ def columns_of(
             side: position.depth for side, position in stack_positions(config.model).items()
         },
         **f0_norm(initial),
-        "references": task.references,
+        "references": evaluation.references,
         **({"below_fp32_resolution": coarse} if coarse else {}),
     }
 
@@ -195,5 +201,5 @@ def resolution_notice(columns: Mapping[str, Any]) -> str | None:
 
 def f0_norm(initial: Tensor) -> dict[str, float]:
     """Return the mean over tokens of ‖F_0‖₂ for columns.json, or nothing if it is not finite."""
-    size = float(initial.norm(dim=-1).mean())
+    size = float(token_distance(initial))
     return {"f0_norm": size} if math.isfinite(size) else {}

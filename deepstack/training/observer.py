@@ -138,9 +138,7 @@ class PlainLines(Observer):
         self.view.show(step, self.run.steps, text)
 
     def evaluated(self, step: int, row: Row) -> None:
-        known = (
-            f"{name} {number_text(row[name])}" for name in VALIDATION if row.get(name) is not None
-        )
+        known = (with_error(row, name) for name in VALIDATION if row.get(name) is not None)
         self.line(f"step {step}  validation {'  '.join(known)}")
 
     def notify(self, line: str) -> None:
@@ -162,6 +160,12 @@ class LogFile(PlainLines):
         path = self.folder.log_path
         with trouble(path), open_log(path) as file:
             file.write(f"{stamp}  {text}\n".encode("utf-8", "backslashreplace"))
+
+
+def with_error(row: Row, name: str) -> str:
+    """Return a column as text: 'loss 2.649 ± 0.021', with its standard error if it has one."""
+    error = row.get(f"{name}_se")
+    return f"{name} {number_text(row[name])}" + (f" ± {error:.2g}" if error else "")
 
 
 class NotebookLines(PlainLines):

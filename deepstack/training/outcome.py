@@ -135,7 +135,8 @@ def record_end(
     logs: the sha256 of logs, where known.
     facts: further values for status.json.
     """
-    write_end(run.folder, state, step, checkpoints=state != "diverged", logs=logs, **facts)
+    kept = state not in ("diverged", *([] if run.config.runtime.keep_final_weights else ["done"]))
+    write_end(run.folder, state, step, checkpoints=kept, logs=logs, **facts)
     failures = (Exception,) if state in ("failed", "out_of_memory") else ()
     with suppress(*failures):  # the observer may be what failed
         run.observer.finished(state, step)

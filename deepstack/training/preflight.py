@@ -5,7 +5,7 @@ that writes into a buffer shows in its first step (`refuse_buffer_writes`).
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +51,7 @@ class LockedRun:
     state: the state that the folder records, or None for a new run.
     start: the run whose weights it begins with, or None.
     shallow: its model with at most two layers and without storage.
+    stop: see `train`; it ends the compilation of kernels too.
     """
 
     config: conf.Config
@@ -62,6 +63,7 @@ class LockedRun:
     device: torch.device
     ranks: RankGroup
     shallow: Transformer
+    stop: Stop | None
 
     @property
     def has_ended(self) -> bool:
@@ -120,7 +122,7 @@ def lock_run(
     ranks.share(config.train.batch_size)
     refuse_cut_settings(config, ranks)
     with locked_folder(config, study_folder, task, ranks, parent) as (path, folder, state):
-        yield LockedRun(config, path, folder, state, task, start, device, ranks, model)
+        yield LockedRun(config, path, folder, state, task, start, device, ranks, model, stop)
 
 
 @contextmanager
@@ -140,7 +142,7 @@ def preflight(
     saves: whether the run saves checkpoints, which must fit on the disk.
     parent: the recorded run from which a new one begins.
 
-    Raises ConfigError and ResourceError.
+    Raises ConfigError, ResourceError and Interrupted.
     """
     config, folder, task, ranks = locked.config, locked.folder, locked.task, locked.ranks
     with (
@@ -156,18 +158,29 @@ def preflight(
         else:
             observer = Observer()
         notices = memory_notices(config, locked.device, task) if ranks.size == 1 else []
-        paths = fast_paths_of(config, locked.device, ranks, locked.shallow, observer.notify)
-        threads = threads_of_run(config, reserved, paths)
-        torch.set_num_threads(threads_of_operations(config, threads, paths))
-        notices += executor_notice(config, paths)
-        environment = environment_of(config, locked.device, threads, paths, ranks)
         is_new = not folder.exists()
         record = parent.folder if parent and is_new else folder
-        notices += ranks.from_rank0(
-            lambda: environment_notices(record, environment, allow_env_change)
+        recorded = record.read_meta().get("environment")
+        paths = fast_paths_of(
+            config,
+            locked.device,
+            ranks,
+            locked.shallow,
+            observer.notify,
+            recorded=recorded,
+            stop=locked.stop or (lambda: None),
+        )
+        threads = threads_of_run(config, reserved, paths)
+        torch.set_num_threads(threads_of_operations(config, threads, paths))
+        executor = executor_notice(config, paths, recorded)
+        environment = environment_of(config, locked.device, threads, paths, ranks)
+        notices += executor + ranks.from_rank0(
+            lambda: environment_notices(record, environment, allow_env_change, executor)
         )
         if is_new:
             notices += [*task.notices, *(locked.start.fresh if locked.start else ())]
+            if times := task.times_read(config):
+                notices.append(conf.reading_text([times]))
             if parent and ranks.is_rank0:
                 parent.begin(folder, task.data)
         for notice in notices:  # after the last refusal: the first notice writes log.txt
@@ -238,18 +251,28 @@ def refuse_cut_settings(config: conf.Config, ranks: RankGroup) -> None:
 
 
 def environment_notices(
-    record: RunFolder, environment: Mapping[str, Any], allow_change: bool
+    record: RunFolder,
+    environment: Mapping[str, Any],
+    allow_change: bool,
+    executor: Sequence[str] = (),
 ) -> list[str]:
     """Return a notice of each difference from the environment in which a recorded run began.
+
+    executor: the line on the kernels, which explains a difference of them.
 
     Raises ConfigError, naming every difference, unless `allow_change`.
     """
     changes = environment_changes(record.read_meta().get("environment", environment), environment)
     if changes and not allow_change:
+        reasons = executor if any(change.startswith("executor") for change in changes) else ()
         raise ConfigError(
-            f"{record.path} was begun in another environment: {'; '.join(changes)}\n"
-            "its numbers need not come out byte for byte; to go on all the same: --allow-env-change"
-        )
+            "\n".join([
+                f"{record.path} was begun in another environment: {'; '.join(changes)}",
+                *reasons,
+                "its numbers need not come out byte for byte; to go on all the same: "
+                "--allow-env-change",
+            ])
+        )  # fmt: skip
     return [f"environment: {change}" for change in changes]
 
 

@@ -59,7 +59,8 @@ def record_of(run: str | Path, *, compared: bool = False) -> Record:
     if extends := inexact_extension(folder.read_meta().get("extends")):
         raise ConfigError(
             f"{folder.path} extends {extends.get('run')} after step {extends.get('step')} under "
-            "another schedule, so its config alone does not repeat it; rerun that run instead"
+            "another schedule or with its validation set, so its config alone does not repeat it; "
+            "rerun that run instead"
         )
     if compared:  # only the last checkpoint is compared, and their interval changes no number
         config = conf.with_overrides(config, {"runtime.checkpoint_seconds": 1e9})

@@ -17,7 +17,7 @@ from deepstack.base.errors import NothingMatchedError, ResourceError
 from deepstack.diagnostics import ModelUpdate
 from deepstack.model import without_defaults
 from deepstack.model.build import Built, build_model
-from deepstack.records import AppendLog, RunFolder
+from deepstack.records import AppendLog, RunFolder, data_identity
 from deepstack.tasks import Task, task_of
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.extension import recorded_config
@@ -145,6 +145,12 @@ def load_trained(
     task = task_of(config)
     built = build_model(config, vocab_size=task.vocab_size, draw=False)
     damaged: list[str] = []
+    recorded = folder.read_meta().get("data", task.data)
+    if data_identity(recorded) != data_identity(task.data):
+        notify(
+            f"{folder.path}: the text, or the part of it that is held out, differs from the run's: "
+            "held-out sequences may be of its training text"
+        )
     owner = ckpt.Owner(conf.digest(without_defaults(config)), built.state(), sys.maxsize)
     if step is not None:
         path = kept_weights(folder, step)
@@ -157,12 +163,20 @@ def load_trained(
     for problem in damaged:
         notify(f"not used: {problem}")
     if newest is None:
-        state = folder.read_status().get("state", "interrupted")
-        raise NothingMatchedError(
-            f"{folder.path} has no whole checkpoint to load (its run is {state}); to train it "
-            f"again: deepstack train {shlex.quote(str(folder.config_path))} --study NAME"
-        )
+        raise NothingMatchedError(missing_weights(folder))
     return loaded(folder, folder.checkpoint_path(newest.step), newest, config, built, task)
+
+
+def missing_weights(folder: RunFolder) -> str:
+    """Return why a run has no weights to load, and the command that trains it with weights."""
+    state = folder.read_status().get("state", "interrupted")
+    again = f"deepstack train {shlex.quote(str(folder.config_path))}"
+    if state == "done" and not conf.load_config(folder.config_path).runtime.keep_final_weights:
+        why, again = "kept no weights", f"{again} runtime.keep_final_weights=true"
+        why += " (runtime.keep_final_weights=false)"
+    else:
+        why = f"has no whole checkpoint to load (its run is {state})"
+    return f"{folder.path} {why}; to train it again: {again} --study NAME"
 
 
 def loaded(
@@ -185,8 +199,10 @@ def kept_weights(folder: RunFolder, step: int) -> Path:
         return folder.kept_path(step)
     if step in folder.checkpoints():
         return folder.checkpoint_path(step)
+    if not (folder.kept_steps() or folder.checkpoints()):
+        raise NothingMatchedError(missing_weights(folder))
     steps = ", ".join(map(str, sorted({*folder.kept_steps(), *folder.checkpoints()})))
     raise NothingMatchedError(
-        f"{folder.path} has no weights of step {step}; kept: {steps or 'none'} "
+        f"{folder.path} has no weights of step {step}; kept: {steps} "
         f"(train.keep_weights keeps more)"
     )

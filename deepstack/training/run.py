@@ -20,8 +20,8 @@ from deepstack.diagnostics import Culprit, ModelUpdate, culprit, evaluating
 from deepstack.fast import (
     BatchSum,
     Measured,
+    PassRecorder,
     enable_fast_paths,
-    forward_recorder,
     make_step,
     step_recorder,
 )
@@ -152,26 +152,25 @@ class TrainingRun:
     """A run in its locked folder, with the model, optimizer and logs that fill it.
 
     A new instance has loaded the newest checkpoint, if there is one.
-
     resources: closes the logs and frees the step's memory.
     """
 
     def __init__(
         self, prepared: Prepared, progress: RunProgress, resources: ExitStack, *, measures: bool
     ) -> None:
-        self.prepared = prepared
+        self.prepared, self.progress = prepared, progress
         self.config, self.task, self.folder = prepared.config, prepared.task, prepared.folder
-        self.device, self.ranks = prepared.device, prepared.ranks
-        self.observer, self.progress = prepared.observer, progress
+        self.device, self.ranks, self.observer = prepared.device, prepared.ranks, prepared.observer
         self.folder.write_config(conf.to_yaml(with_defaults(self.config)))
         self.of_ranks = build_for_ranks(prepared)
-        self.built = self.of_ranks.built
-        self.model = self.built.model
+        self.built, self.model = self.of_ranks.built, self.of_ranks.built.model
         self.model.train(self.config.model.dropout > 0)
-        self._make_step(resources, measures)
-        self.evaluation = Evaluation(self.task, self.config.train, self.device)
-        self.forward = forward_recorder(self.logits, prepared.paths, prepared.threads)
+        passes = self._make_step(resources, measures)
+        self.evaluation = Evaluation.of_run(prepared)
+        self.forward = passes.forward(self.logits)
         resumed = load_state(prepared, self.state)
+        if prepared.paths.executor and not resumed:
+            self.update.begin(passes.forward(self.update.hidden))
         if prepared.paths.replayed:
             create_optimizer_state(self.optimizer, self.built.trained)
         progress.step = progress.resumed_from = resumed.step if resumed else 0
@@ -179,8 +178,8 @@ class TrainingRun:
         self._open_logs(resources, resumed)
         self._saved = time.monotonic()
 
-    def _make_step(self, resources: ExitStack, measures: bool) -> None:
-        """Make the optimizer, the fast paths, the measurements and the training step."""
+    def _make_step(self, resources: ExitStack, measures: bool) -> PassRecorder:
+        """Make the optimizer, the measurements and the training step; return its fast paths."""
         config, paths, notify = self.config, self.prepared.paths, self.observer.notify
         self.penalty = SpectralPenalty(config, self.built, self.ranks)
         self.count: float | None = None  # divisor of the loss of this rank's share of a batch
@@ -189,13 +188,15 @@ class TrainingRun:
         every = paths.recompute_every
         if every and config.runtime.recompute_every == "auto":
             notify(f"memory is short: layers are computed twice (runtime.recompute_every={every})")
-        enable_fast_paths(self.model, paths, notify, micro_batches=config.train.parts)
+        enable_fast_paths(self.model, paths, notify, config)
         probe = to_device(self.task.probe_batch(config.log.probe_sequences), self.device)
         self.update = ModelUpdate(self.model, probe[0])
-        self.snapshots = SnapshotWriter(self.of_ranks, probe, self.update, self.optimizer)
+        passes = PassRecorder(paths, self.prepared.threads, notify)
+        resources.callback(passes.release)
+        self.snapshots = SnapshotWriter(self.of_ranks, probe, self.update, self.optimizer, passes)
         resources.callback(self.snapshots.close)
-        records = self.snapshots.records
-        self.state = TrainingState(self.built, self.optimizer, self.update, records)
+        of_run = self.built, self.optimizer, self.update
+        self.state = TrainingState(*of_run, self.snapshots.records)
         share, norm_of = self.of_ranks.reductions()
         step = make_step(
             self.loss,
@@ -210,6 +211,7 @@ class TrainingRun:
         )
         resources.callback(step.release)
         self.step = refuse_buffer_writes(step, self.model)
+        return passes
 
     def _open_logs(self, resources: ExitStack, resumed: ckpt.Checkpoint | None) -> None:
         """Write meta.json and open the logs, whose rows after the checkpoint are compared."""
@@ -218,7 +220,7 @@ class TrainingRun:
             self.prepared,
             self.built,
             self.update.initial,
-            answers=self.evaluation.answer_columns,
+            self.evaluation,
             logs=snapshot_logs,
         )
         exact = self.config.runtime.deterministic and "environment_changed" not in meta
@@ -245,7 +247,7 @@ class TrainingRun:
                 first_step=self.first_step,
                 steps=self.config.train.steps,
                 device=str(self.device),
-                references=self.task.references,
+                references=self.evaluation.references,
             )
         )
         if self.first_step == 1:
@@ -357,10 +359,7 @@ class TrainingRun:
         raise Interrupted(f"interrupted at step {step}, saved; the same command goes on", signal)
 
     def finish(self) -> Run:
-        """Write the pending rows, the weights of a completed run and its status; return the run.
-
-        With runtime.keep_optimizer the last checkpoint is a full one.
-        """
+        """Write the pending rows, the weights of a completed run and its status; return the run."""
         self.recorder.flush()
         self.snapshots.records.write()
         logs = sync_logs(self.logs.values(), ended=True)
@@ -373,11 +372,14 @@ class TrainingRun:
             record_end(self.prepared, "diverged", divergence.step, logs=logs, **facts)
             ckpt.keep_only(self.folder, -1)  # last: until then a killed run resumes
         else:
-            step = self.config.train.steps
-            if step > 0 or self.config.runtime.keep_optimizer:  # else the seed gives the weights
-                save_state(self.prepared, self.state, step, self.logs.values())
-            ckpt.keep_only(self.folder, step)  # the checksums list the remaining files
+            step, runtime = self.config.train.steps, self.config.runtime
+            if runtime.keep_final_weights:
+                if step > 0 or runtime.keep_optimizer:  # else the seed gives the weights
+                    save_state(self.prepared, self.state, step, self.logs.values())
+                ckpt.keep_only(self.folder, step)  # the checksums list the remaining files
             record_end(self.prepared, "done", step, logs=logs)
+            if not runtime.keep_final_weights:
+                ckpt.keep_only(self.folder, -1)
         self.ranks.barrier()  # until the status is written
         return Run(self.prepared.path)
 

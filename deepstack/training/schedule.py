@@ -56,9 +56,12 @@ def count_due(every: int | str, last: int) -> int:
 
 
 def keeps_weights(train: conf.Train, step: int) -> bool:
-    """Return whether a run keeps its weights after a step; its checkpoint has those of the last."""
+    """Return whether a run keeps its weights after a step; its checkpoint has those of the last.
+
+    A run of no steps has no checkpoint.
+    """
     chosen = train.keep_weights
-    if step >= train.steps:
+    if 0 < train.steps <= step:
         return False
     return step in chosen if isinstance(chosen, tuple) else is_due(chosen, step)
 

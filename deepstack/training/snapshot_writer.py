@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import partial
 
 import torch
@@ -9,10 +10,18 @@ from torch import Tensor
 
 from deepstack.base.errors import ResourceError
 from deepstack.config.instruments import Columns
-from deepstack.diagnostics import INSTRUMENTS, Instrument, ModelUpdate, RunState, evaluate, take
+from deepstack.diagnostics import (
+    INSTRUMENTS,
+    Instrument,
+    ModelUpdate,
+    RunState,
+    evaluate,
+    measuring,
+    take,
+)
 from deepstack.diagnostics.instrument import checked_row
 from deepstack.diagnostics.snapshot import run_passes
-from deepstack.fast import snapshot_recorder
+from deepstack.fast import PassRecorder
 from deepstack.model.build import Built
 from deepstack.model.loss import mean_loss
 from deepstack.records import AppendLog, RunFolder
@@ -78,7 +87,8 @@ class LayerRecords:
 class SnapshotWriter:
     """Takes snapshots and runs instruments on the probe batch, without disturbing training.
 
-    Create it before a checkpoint is loaded: it keeps the present parameters as θ_0.
+    Instruments run inside of `measuring`.  Create it before a checkpoint is loaded: it keeps the
+    present parameters as θ_0.
     """
 
     def __init__(
@@ -87,6 +97,7 @@ class SnapshotWriter:
         probe: tuple[Tensor, Tensor],
         update: ModelUpdate,
         optimizer: torch.optim.Optimizer,
+        fast: PassRecorder,
     ) -> None:
         config, built = model.prepared.config, model.built
         self.model, self.config = model, config
@@ -110,14 +121,21 @@ class SnapshotWriter:
         self._loss = partial(mean_loss, targets=self.targets)
         records = count_due(every, config.train.steps)
         passes = partial(run_passes, built.model, loss=self._loss)
-        self._passes = snapshot_recorder(
-            passes, model.prepared.paths, records, model.prepared.threads
-        )
+        self._passes = fast.snapshot(passes, records, self._run_shallow_passes)
         self.logs: Mapping[str, AppendLog] = {}  # of `columns`, opened after a checkpoint is loaded
         if any(type(one).begin is not Instrument.begin for one in used):
             if copy := model.whole():
-                for one in used:
-                    one.begin(self._state(copy, 0))
+                with measuring(copy.model):
+                    for one in used:
+                        one.begin(self._state(copy, 0))
+
+    def _run_shallow_passes(self, tokens: Tensor) -> None:
+        """Run the passes of a snapshot of two layers, whose values do not matter."""
+        shallow = deepcopy(self.model.prepared.shallow).to_empty(device=tokens.device)
+        with torch.no_grad():
+            for tensor in (*shallow.parameters(), *shallow.buffers()):
+                tensor.zero_()
+        run_passes(shallow, tokens, loss=self._loss)
 
     def columns(self) -> dict[str, Columns]:
         """Return symbol, unit and description of each column of the logs that this writes."""
@@ -152,7 +170,9 @@ class SnapshotWriter:
             before = None
         for one in self.measuring:
             if self._is_due(*self._interval(one), step):
-                row = checked_row(one, one.measure(state), one.columns_of(copy))
+                with measuring(copy.model):
+                    values = one.measure(state)
+                row = checked_row(one, values, one.columns_of(copy))
                 self.logs[one.name].write({"step": step, **row})
 
     def _state(self, whole: Built, step: int) -> RunState:
@@ -171,6 +191,8 @@ class SnapshotWriter:
 
     def _take_layers(self, state: RunState, before: list[Tensor] | None) -> None:
         banks = [bank for bank in state.built.banks if bank.in_layers]
+        with measuring(state.model):
+            added = {one.adds: one.of_layers(state) for one in self.adding}
         snapshots = take(
             state.model,
             banks,
@@ -178,7 +200,7 @@ class SnapshotWriter:
             self._loss,
             before=before,
             initial=[self._initial[bank.key] for bank in banks],
-            added={one.adds: one.of_layers(state) for one in self.adding},
+            added=added,
             passes=self._passes(self.inputs) if state.built is self.built else None,
         )
         self.records.add(state.step, evaluate(snapshots, self.config.model))

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from deepstack import config as conf
 from deepstack.base.errors import ConfigError
 from deepstack.model import build_model, with_defaults, without_defaults
 from deepstack.model.build import Built
-from deepstack.records import CHECKSUMS, Run, RunFolder, existing_run, mapping
+from deepstack.records import CHECKSUMS, Run, RunFolder, data_identity, existing_run, mapping
 from deepstack.training import checkpoint as ckpt
 
 KEY = "model.start"
@@ -161,13 +161,13 @@ def start_of(config: conf.Config, vocab_size: int) -> StartingPoint | None:
         return None
     folder = finished_run(config.model.start, KEY)
     there = conf.load_config(folder.config_path)
-    step = there.train.steps
+    step, sum_of_weights = there.train.steps, start_sha256(config)
     try:
         weights = whole_weights(folder, there, step)
     except (KeyError, ValueError) as error:
         text = f"{KEY}: {folder.path}: its weights cannot be read: {error}"
         raise ConfigError(text, key=KEY) from error
-    start = StartingPoint(config.model.start, there, start_sha256(config) or "", weights)
+    start = StartingPoint(config.model.start, there, sum_of_weights or "", weights)
     built = build_model(config, vocab_size=vocab_size, device="meta")
     return replace(start, fresh=start.check(config, built))
 
@@ -220,20 +220,50 @@ def finished_run(path: str | Path, name: str) -> RunFolder:
     return folder
 
 
+class Change(NamedTuple):
+    """A source of a run that differs from the recorded one.
+
+    key: of the setting.
+    source: the name of the text, of its held-out part, of the validation set or of the other run.
+    was, now: sha256, or '' for a validation set of an earlier version.
+    """
+
+    key: str
+    source: str
+    was: str
+    now: str
+
+    def reason(self, digits: int | None = None) -> str:
+        """Return how it differs.  digits: of the sha256 that it shows, by default all."""
+        if not self.was:
+            return "an earlier version of deepstack drew another one"
+        more = "…" if digits else ""
+        return f"its sha256 was {self.was[:digits]}{more}, is {self.now[:digits]}{more}"
+
+
 def changed_source(
     meta: Mapping[str, Any], data: Mapping[str, Any], config: conf.Config
-) -> tuple[str, str, str, str] | None:
-    """Return key, name, old and new sha256 of data or starting point that differ from a run's.
+) -> Change | None:
+    """Return the first of data, validation set and starting point that differ from a run's.
 
     meta: of the run.
-    data: of the task now.  None if both are as they were.
+    data: of the task now.  None if all are as they were.
     """
-    recorded = meta.get("start", {}).get("sha256")
+    recorded, before = meta.get("start", {}).get("sha256"), meta.get("data", data)
+    name = str(data.get("name"))
     sources = (
-        ("task.path", data.get("name"), meta.get("data", data).get("sha256"), data.get("sha256")),
-        (KEY, config.model.start, recorded, start_sha256(config) if meta else recorded),
+        ("task.path", name, before.get("sha256"), data.get("sha256")),
+        (
+            "task.held_out",
+            f"the held-out part of {name}",
+            data_identity(before),
+            data_identity(data),
+        ),
+        (KEY, str(config.model.start), recorded, start_sha256(config) if meta else recorded),
     )
-    for key, name, was, now in sources:
+    for key, source, was, now in sources:
         if was != now:
-            return key, str(name), str(was), str(now)
+            return Change(key, source, str(was), str(now))
+    if "data" in meta and "validation" not in meta:
+        return Change("train.eval_batches", "the validation set", "", "")
     return None

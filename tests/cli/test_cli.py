@@ -206,6 +206,8 @@ def test_a_run_is_described_and_a_sweep_by_depth() -> None:
         "6 layers: Pre-LN 3 of 3 (0.46), DeepNorm 3 of 3 (0.42), Post-LN 3 of 3 (0.32)",
         "48 layers: Pre-LN 3 of 3 (0.40), DeepNorm 3 of 3 (0.36), Post-LN 0 of 3",
         "200 layers: Pre-LN 3 of 3 (0.39), DeepNorm 3 of 3 (0.34), Post-LN 0 of 3",
+        "At N = 200 it is undecided which of Pre-LN and DeepNorm is better: Pre-LN ends 0.06 nats "
+        "lower (95 % interval −0.07 to 0.18, 3 pairs of seeds).",
     ]
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.products import Products
 from helpers.sampling import some
 from helpers.snapshots import ToyModel
 from scipy.stats import kurtosis
 from torch import Tensor
 from torch.autograd.functional import jacobian
-from torch.overrides import TorchFunctionMode
 
 from deepstack.base.errors import ConfigError
 from deepstack.diagnostics import DIAGNOSTICS, evaluate, take
@@ -43,40 +43,6 @@ OTHERS = {
 SINCE_START, LAST_STEP = 0.02, 0.01
 WIRINGS = ("post_ln", "deepnorm", "pre_ln")
 UNDEFINED = ("deepnorm", "merged")  # its coefficients count three sublayers
-
-
-class Products(TorchFunctionMode):
-    """Records entropy and largest logit of every attention, and the matrix of every product."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.entropies: list[float] = []
-        self.largest: list[float] = []
-        self.matrices: list[Tensor] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        more = kwargs or {}
-        result = func(*args, **more)
-        if func is F.scaled_dot_product_attention:
-            q, k = (h.detach().double() for h in args[:2])
-            logits = q @ k.mT / math.sqrt(q.shape[-1])
-            if more.get("is_causal"):
-                logits = logits + torch.full(logits.shape[-2:], -math.inf).triu(1)
-            if (mask := more.get("attn_mask")) is not None:
-                logits = logits.masked_fill(~mask, -math.inf)
-            self.add(logits, logits.softmax(-1))
-        elif func is torch.softmax and result.ndim == 4:
-            self.add(args[0].detach().double(), result.detach().double())
-        elif func is F.linear:
-            self.matrices.append(args[1].detach().double())
-        elif func is torch.addmm:  # of the NTK parameterisation
-            self.matrices.append(args[2].detach().double().t())
-        return result
-
-    def add(self, logits: Tensor, weights: Tensor) -> None:
-        self.largest.append(logits.max().item())
-        terms = torch.where(weights > 0, weights * weights.log(), 0.0)
-        self.entropies.append(-terms.sum(-1).mean().item())
 
 
 def record_pass(toy: ToyModel) -> list[dict[str, Any]]:
@@ -383,25 +349,3 @@ def test_attention_statistics_follow_the_logits_in_every_scheme(scheme: str) -> 
             files = (f"attention_entropy_{name}", f"largest_logit_{name}")
             values = [logged[file][index].item() for file in files]
             assert values == pytest.approx(wanted, rel=1e-4), (family, index, name)
-
-
-@pytest.mark.parametrize("mask", ["documents", "window", "both"])
-@pytest.mark.parametrize("scheme", ["real_former", "post_ln"])
-def test_attention_statistics_see_documents_and_windows(scheme: str, mask: str) -> None:
-    """The reference is the argument of the softmax itself, or its mask."""
-    changes: dict[str, Any] = {"model__family": "decoder", "model__scheme": scheme}
-    changes |= {"model__document_end": 3} if mask != "window" else {}
-    changes |= {"model__attention_options": {"window": 2}} if mask != "documents" else {}
-    toy = ToyModel(**changes)
-    toy.tokens[:, ::3] = 3  # ends of documents
-    with Products() as products, torch.no_grad():
-        toy.model(toy.tokens)
-    logged = toy.values()
-    for name, wanted in (
-        ("attention_entropy_attention", products.entropies),
-        ("largest_logit_attention", products.largest),
-    ):
-        assert logged[name].tolist() == pytest.approx(wanted, rel=1e-4), name
-    open_toy = ToyModel(model__family="decoder", model__scheme=scheme)
-    entropy = open_toy.values()["attention_entropy_attention"]
-    assert (logged["attention_entropy_attention"] < entropy).all()  # fewer positions are read

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.command_line import refusal, succeed
+from helpers.command_line import refusal, succeed, typed
 from helpers.instrument_recipe import COLUMN, EVERY, NAME, load_recipe, measured_config, recipe
 from helpers.small_runs import logs_of, small
 
@@ -118,6 +118,20 @@ def test_an_entry_that_is_not_a_free_instrument_is_refused(
     with pytest.raises(ConfigError, match=said):
         deepstack.train(config, out=tmp_path)
     assert not list(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.parametrize(
+    "typo", ["sharpnes", "jacobain", "atribution", "noise_scal", "stream_updat", "skiped_layers"]
+)
+def test_the_setting_that_a_refusal_names_is_accepted(typo: str) -> None:
+    message = refusal(2, "check", "quick", f"log.instruments.{typo}=2")
+    setting = message.split("did you mean ")[1].split("?")[0]
+    (value,) = (
+        value
+        for value in ("2", "true")
+        if typed("check", "quick", "log.probe_sequences=2", f"{setting}={value}").exit_code == 0
+    )
+    assert setting.startswith("log.") and value
 
 
 def test_check_refuses_an_unknown_instrument() -> None:

@@ -14,16 +14,17 @@ import pytest
 import torch
 from helpers import ROOT
 from helpers.configs import config_with, runs_with
+from helpers.listeners import Listens
 from helpers.papers import PAPERS
 from helpers.sampling import some
 
 import deepstack
 from deepstack.base.errors import ConfigError
 from deepstack.config import Config, load_config, with_overrides
-from deepstack.fast import FastPaths, choose_fast_paths, compiled, enable_fast_paths
+from deepstack.fast import FastPaths, choose_fast_paths, compiled, enable_fast_paths, rule
 from deepstack.fast.accelerate import in_parts
 from deepstack.fast.gpu import heads
-from deepstack.fast.rule import is_fully_fused, two_layers
+from deepstack.fast.rule import fast_paths_of, is_fully_fused, two_layers
 from deepstack.model import build_model
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES, Scheme
@@ -180,6 +181,31 @@ def test_one_graph_for_all_layers_of_a_kind_in_each_mode(
     assert len(graphs) == 2 * kinds, "with gradients and without"
 
 
+@pytest.mark.filterwarnings("ignore:::torch")  # it warns of its own functions
+@pytest.mark.parametrize("name", ["deepnorm", "hyper_connections"])
+def test_equal_runs_of_a_process_compile_once(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+    heard = Listens()
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
+    given = config(model__scheme=name, train__steps=3, runtime__compile=True, model__d_model=24)
+    counts = []
+    for seed in range(12):
+        one = with_overrides(given, {"seed": seed})
+        deepstack.train(one, out=tmp_path, observer=heard)
+        counts.append(len(graphs))
+    assert counts == [counts[0]] * 12 and counts[0] > 0
+    assert sum("compiling" in line for line in heard.lines) == 1
+    deepstack.train(with_overrides(given, {"model.d_ff": 40}), out=tmp_path, observer=heard)
+    assert sum("compiling" in line for line in heard.lines) == 2
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch warns of its own functions
 @pytest.mark.slow
@@ -292,12 +318,13 @@ def test_recomputed_dropout_is_not_captured_in_cuda_graphs() -> None:
         ({"model.family": "decoder"}, True),
         ({"model.family": "encoder_decoder"}, False),
         ({"train.lr_factors": {"q": 0.5}}, False),
-        ({"model.positions": "rotary"}, True),
+        ({"model.positions": "rotary"}, False),
+        ({"model.gated": True, "model.activation": "silu"}, False),
         ({"model.qk_norm": True}, True),
         ({"model.qk_norm": True, "model.norm.kind": "rms"}, True),
         ({"model.qk_norm": True, "model.norm.kind": "dynamic_tanh"}, False),
-        ({"model.qk_norm": True, "model.positions": "rotary"}, True),
-        ({"model.n_heads": 4, "model.n_kv_heads": 2}, True),
+        ({"model.qk_norm": True, "model.positions": "rotary"}, False),
+        ({"model.n_heads": 4, "model.n_kv_heads": 2}, False),
         ({"model.n_heads": 4, "model.n_kv_heads": 2, "train.lr_factors": {"k": 0.5}}, False),
         ({"model.attention_options": {"window": 4}}, False),
         ({"model.attention_options": {"soft_cap": 9.0}}, False),
@@ -311,9 +338,25 @@ def test_layers_are_fully_fused_on_a_gpu_if_their_parts_have_kernels(
     assert is_fully_fused(two_layers(with_overrides(Config(), changes))) is fusible
 
 
-def test_the_modern_decoder_is_fully_fused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("file", "changes", "compiles"),
+    [
+        ("decoder_96", {}, True),
+        ("decoder_96", {"train.steps": 3}, False),
+        ("decoder_small", {}, False),
+        ("deepnorm_1000_gpu", {}, False),  # every part has a fused kernel
+        ("deepnorm_1000_gpu", {"model.scheme": "hyper_connections"}, True),
+        ("deepnorm_1000_gpu", {"model.scheme": "hyper_connections", "train.steps": 20}, False),
+        ("deepnorm_1000", {}, False),
+        ("encoder_decoder", {"model.d_model": 512, "train.steps": 30}, False),
+        ("encoder_decoder", {"model.d_model": 512, "model.depth": 20, "train.steps": 9000}, True),
+    ],
+)
+def test_layers_compile_where_that_saves_more_time_than_it_takes(
+    file: str, changes: dict[str, Any], compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(heads, "kernels", lambda module: object())
-    given = load_config(ROOT / "configs/decoder_96.yaml")
-    assert is_fully_fused(two_layers(given))
-    monkeypatch.setattr(heads, "kernels", lambda module: None)
-    assert not is_fully_fused(two_layers(given))
+    monkeypatch.setattr(rule, "has_triton", lambda: True)
+    given = load_config(ROOT / f"configs/{file}.yaml", [f"{k}={v}" for k, v in changes.items()])
+    paths = fast_paths_of(given, torch.device("cuda"))
+    assert (paths.compiled, paths.fused, paths.captured) == (compiles, not compiles, True)

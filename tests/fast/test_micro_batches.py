@@ -24,7 +24,7 @@ def gradients_of(config: Config, replay: str = "") -> tuple[torch.Tensor, torch.
     paths = FastPaths(
         True, False, False, bool(replay), executor="C++" if replay == "native" else ""
     )
-    enable_fast_paths(built.model, paths, print, micro_batches=config.train.parts)
+    enable_fast_paths(built.model, paths, print, config)
     step = make_step(
         lambda inputs, targets, *count: mean_loss(built.model(inputs), targets, *count),
         built,

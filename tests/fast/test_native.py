@@ -1,7 +1,10 @@
 """C++ kernels replay a step: its numbers to rounding, and equal bytes after a resume."""
 
+import os
 import platform
 import signal
+import subprocess
+import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -10,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import ROOT
 from helpers.configs import config_with
+from helpers.kernels import drawn, rerun
 from helpers.kernels import kernels as kernels
 from helpers.sampling import some
 from helpers.small_runs import data_of, weights_of
@@ -20,9 +25,7 @@ from torch import Tensor
 import deepstack
 from deepstack.base.errors import Interrupted
 from deepstack.config import Config, with_overrides
-from deepstack.fast.native import Kernels, compiler
-from deepstack.fast.recording import Recording
-from deepstack.fast.replay import bind_recording
+from deepstack.fast.native import Kernels, cache, compiler
 from deepstack.schemes import SCHEMES
 from deepstack.training.timing import temporary_run
 
@@ -116,26 +119,6 @@ def test_a_resumed_run_by_kernels_has_the_same_bytes(
     assert whole.meta["environment"]["executor"] == f"C++, {kernels.description}"
 
 
-def rerun(
-    function: Any, inputs: list[Tensor], kernels: Kernels, threads: int = 1
-) -> tuple[list[Tensor], int]:
-    """Record a function, run it by kernels, and return its results and the calls of torch."""
-    with torch.no_grad(), Recording() as recording:
-        values = function(*inputs)
-    values = list(values) if isinstance(values, (tuple, list)) else [values]
-    recording.finish(values)
-    bound = bind_recording(recording, kernels=kernels, threads=threads)
-    bound.run()
-    calls = sum(function is not kernels.run for function, _, _ in bound.operations)
-    return list(bound.results), calls
-
-
-def drawn(*shapes: tuple[int, ...]) -> list[Tensor]:
-    """Random tensors."""
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator) for shape in shapes]
-
-
 ATEN = torch.ops.aten
 NORM = [(6, 7, 40), (6, 7, 40), (6, 7, 1), (6, 7, 1), (40,), (40,)]
 QKV = [(2, 3, 10, 8)] * 3
@@ -157,6 +140,10 @@ OPERATIONS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "sums": (
         lambda x: (x.sum(0), x.sum(1), x.sum((0, 2)), x.sum(), x.mean(-1), x.mean()),
         [(300, 5, 21)],
+    ),
+    "long sums": (
+        lambda x: (x.abs().sum(0), x.abs().sum(), x.norm(dim=0), x.abs().t().contiguous().sum(1)),
+        [(9000, 5)],
     ),
     "norms": (lambda x: (x.norm(dim=-1), x.norm(dim=(0, 1)), x.norm()), [(9, 8, 70)]),
     "copies": (
@@ -211,7 +198,7 @@ def narrow_kernels(
         pytest.skip("no x86 processor")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "FLAGS", (*compiler.FLAGS, request.param))
-        found = compiler.load_or_compile(tmp_path_factory.mktemp("narrow"), print)
+        found = cache.load_or_compile(tmp_path_factory.mktemp("narrow"), print)
     bits = {"-mno-avx512f": "256 bits", "-mno-avx": "128 bits"}[request.param]
     if bits not in found.description:
         pytest.skip("this processor has no such vectors")
@@ -275,3 +262,33 @@ def test_an_evaluation_by_kernels_equals_the_eager_one_to_rounding(kernels: Kern
     assert bound is not None
     assert rows[2] == rows[3], "the recorded evaluation and a later one differ"
     assert rows[2]["loss"] == pytest.approx(rows[0]["loss"], rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="preloads the checks of addresses")
+def test_kernels_read_and_write_within_their_operands(tmp_path: Path) -> None:
+    """Run the tests of single kernels with checks of addresses and of undefined behaviour."""
+    program = compiler.find_compilers()[0].words[0]
+    libraries = [
+        subprocess.check_output([program, f"-print-file-name={name}"], text=True).strip()
+        for name in ("libasan.so", "libstdc++.so.6")
+    ]
+    if not all(map(os.path.isabs, libraries)):
+        pytest.skip("the compiler has no checks of addresses")
+    script = (
+        "import sys, pytest\n"
+        "from deepstack.fast.native import compiler\n"
+        "compiler.FLAGS += ('-g', '-fsanitize=address,undefined', '-fno-sanitize-recover=all')\n"
+        "names = 'kernel_gives or special_values or exact or offset or overflow or clamp'\n"
+        "files = ['tests/fast/test_native.py', 'tests/fast/test_native_numbers.py']\n"
+        "sys.exit(pytest.main(['-qs', '-n', '0', '-p', 'no:cacheprovider', '-k', names, *files]))\n"
+    )
+    checked = {
+        "LD_PRELOAD": " ".join(libraries),
+        "ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0",
+    }
+    environment = os.environ | checked | {"XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", script]
+    answer = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
+    assert "passed" in answer.stdout and "skipped" not in answer.stdout

@@ -186,7 +186,7 @@ def test_a_forked_process_has_threads_of_its_own_and_ends(kernels: Kernels) -> N
 @pytest.mark.skipif(sys.platform != "linux", reason="preloads the checks of threads")
 def test_no_two_threads_touch_memory_without_order(tmp_path: Path, kernels: Kernels) -> None:
     """Run a table with the compiler's checks of threads."""
-    path, _ = deepstack.fast.native.compiler.find_compiler()
+    path = deepstack.fast.native.compiler.find_compilers()[0].words[0]
     library = subprocess.check_output([path, "-print-file-name=libtsan.so"], text=True).strip()
     if not os.path.isabs(library):
         pytest.skip("the compiler has no checks of threads")

@@ -1,6 +1,6 @@
 """Kernels in tests: on a GPU, on a CPU by Triton's interpreter, of oneDNN, or compiled C++."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -9,6 +9,8 @@ from torch import Tensor
 
 from deepstack.fast.native import Kernels, find_kernels
 from deepstack.fast.products import onednn_is_fp32
+from deepstack.fast.recording import Recording
+from deepstack.fast.replay import bind_recording
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 NEEDS_ONEDNN = pytest.mark.skipif(not onednn_is_fp32(), reason="oneDNN has no fp32 products here")
@@ -47,3 +49,23 @@ def kernels() -> Kernels:
     if isinstance(found, str):
         pytest.skip(found)
     return found
+
+
+def rerun(
+    function: Callable[..., Any], inputs: list[Tensor], kernels: Kernels, threads: int = 1
+) -> tuple[list[Tensor], int]:
+    """Record a function, run it by kernels, and return its results and the calls of torch."""
+    with torch.no_grad(), Recording() as recording:
+        values = function(*inputs)
+    values = list(values) if isinstance(values, (tuple, list)) else [values]
+    recording.finish(values)
+    bound = bind_recording(recording, kernels=kernels, threads=threads)
+    bound.run()
+    calls = sum(function is not kernels.run for function, _, _ in bound.operations)
+    return list(bound.results), calls
+
+
+def drawn(*shapes: tuple[int, ...]) -> list[Tensor]:
+    """Return random tensors of these shapes."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator) for shape in shapes]

@@ -32,6 +32,9 @@ def update(depth: int, step: int = 1, *, factor: float = 0.01, power: float = 0.
     return factor * depth**power * step
 
 
+START = 6.0  # validation loss before training
+
+
 def make_run(
     root: Path,
     *,
@@ -95,8 +98,9 @@ def make_run(
     )  # fmt: skip
     cells = {"loss": 2.0, "loss_masked": masked, "optimal_loss": optimal, "solved": solved}
     kept = {k: v for k, v in cells.items() if v is not None or k in EVALS_COLUMNS}
-    untrained = {k: 2 * v if v and k.startswith("loss") else v for k, v in kept.items()}
-    ends = [(0, *untrained.values()), (len(values), *kept.values())]
+    losses_of_start = ("loss", "loss_masked")
+    starts = kept | {k: START + 0 * kept[k] for k in losses_of_start if kept[k] is not None}
+    ends = [(0, *starts.values()), (len(values), *kept.values())]
     write_table(folder, "evals", ("step", *kept), ends)
     if layers is not None:
         parts = product(("bound", "beta_ln", "beta_rc"), ("attention", "feed_forward"))

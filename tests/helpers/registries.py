@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from benchmarks.peers import peers
 from deepstack.base import plugins
-from deepstack.base.registry import Registry
+from deepstack.base.registry import PREFIX, Registry
 from deepstack.cli.listing import listings
 from deepstack.config import instruments
 from deepstack.runs.trackers import trackers
@@ -30,9 +30,12 @@ REGISTRIES = all_registries()
 
 @contextmanager
 def restored_names() -> Iterator[None]:
-    """Forget on exit the names and plugins that the block has added, as a new process would."""
+    """Begin without plugins, and forget on exit the names and plugins that the block has added."""
     with ExitStack() as stack:
         registered = (registry._objects for registry in REGISTRIES)
-        for names in (*registered, plugins.LOADED, instruments._SPECS):
+        for names in (*registered, instruments._SPECS):
             stack.enter_context(patch.dict(names))
+        stack.enter_context(patch.dict(plugins.LOADED, clear=True))
+        for name in [name for name in sys.modules if name.startswith(PREFIX)]:
+            del sys.modules[name]
         yield

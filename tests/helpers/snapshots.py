@@ -54,3 +54,20 @@ class ToyModel:
 
     def values(self) -> dict[str, Tensor]:
         return evaluate(self.snapshots())
+
+    def change(self) -> None:
+        """Change every parameter, as a step does."""
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter += 0.05 * parameter.abs() + 0.01
+
+    def diagnostics(self, passes: Any) -> dict[str, Tensor]:
+        """Every diagnostic; passes: of `run_passes`, None for the eager ones."""
+        initial = [bank.values().clone() for bank in self.banks]
+        before, start = [v + 0.01 for v in initial], [v - 0.02 for v in initial]
+        return evaluate(
+            take(
+                self.model, self.banks, self.tokens, self.loss,
+                before=before, initial=start, passes=passes,
+            )
+        )  # fmt: skip

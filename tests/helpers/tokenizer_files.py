@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from deepstack.tasks import Task, build_task
+from deepstack.tasks.token_files import Reading, open_tokenizer, read_tokens
 from deepstack.tasks.tokens import read_corpus
 
 TEXT = "".join(f"Line {i}: the größte of words, and more words.\n" for i in range(3000))
@@ -38,8 +39,15 @@ def task_of_files(path: Path | str, family: str = "decoder", **more: Any) -> Tas
     return build_task("tokens", {"path": str(path), **more}, seq_len=16, seed=0, family=family)
 
 
-def all_tokens(path: Path | str, **more: Any) -> list[int]:
-    names = ("tokenizer", "end_token", "column", "states")
-    reading = dict.fromkeys(names) | {"layout": "auto", "encoding": "utf-8"} | more
-    corpus = read_corpus(str(path), None, 0.1, **reading)
-    return np.concatenate([part.tokens for part in (*corpus.train, *corpus.held)]).tolist()
+def all_tokens(
+    path: Path | str, tokenizer: str | None = None, end_token: str | None = None, **more: Any
+) -> list[int]:
+    library = open_tokenizer(tokenizer, end_token) if tokenizer else None
+    parts = read_tokens(str(path), Reading(tokenizer=library, **more)).parts
+    return np.concatenate([part.tokens for part in parts]).tolist()
+
+
+def held_out_tokens(path: Path, tokenizer: Path) -> list[int]:
+    reading = ("auto", str(tokenizer), None, None, "utf-8")
+    corpus = read_corpus(str(path), None, 0.1, 17, *reading, None)
+    return np.concatenate([part.tokens for part in corpus.split.held]).tolist()

@@ -72,7 +72,7 @@ def test_a_run_in_chunks_equals_a_run_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def losses(replay: Any, out: Path) -> torch.Tensor:
-        config = small(train__steps=4, model__depth=1, runtime__replay=replay, seed=2)
+        config = small(train__steps=12, model__depth=1, runtime__replay=replay, seed=2)
         run = deepstack.train(config, out=out)
         return torch.tensor([*run.steps.loss, *run.steps.grad_norm, *run.evals.loss])
 

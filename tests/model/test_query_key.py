@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from deepstack.fast.fuse import fused_sublayer
 from deepstack.fast.fused_sublayers import FusedSublayer
 from deepstack.model import check_scheme
 from deepstack.model.query_key import Rotation
+from deepstack.model.transformer import sinusoidal
 
 
 def turned(h: Tensor, first: int = 0) -> Tensor:
@@ -33,6 +35,29 @@ def test_a_rotation_turns_pairs_by_their_angles() -> None:
     torch.testing.assert_close(rotation(h), turned(h), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(rotation(h, 4), turned(h, 4), rtol=1e-5, atol=1e-6)
     assert rotation(h.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("default", "kept"),
+    [(torch.float32,) * 2, (torch.float64,) * 2, (torch.bfloat16, torch.float32)],
+)
+def test_tables_follow_the_default_type(default: torch.dtype, kept: torch.dtype) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        rotation, table = Rotation(50, 8), sinusoidal(50, 8)
+    finally:
+        torch.set_default_dtype(before)
+    p, i = np.arange(50)[:, None], np.arange(4)
+    angle = p / 10000.0 ** (2 * i / 8)
+    for found, exact in (
+        (rotation.cos[:, ::2], np.cos(angle)),
+        (rotation.sin[:, 1::2], np.sin(angle)),
+        (table[:, 1::2], np.cos(angle) * math.sqrt(2 / 8)),
+    ):
+        assert found.dtype == kept
+        error = np.abs(found.double().numpy() - exact).max()
+        assert error < (1e-14 if kept == torch.float64 else 1e-7)
 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder"])

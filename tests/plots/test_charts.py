@@ -46,7 +46,7 @@ def test_each_loss_has_the_reference_of_its_positions(
     } | ({OF_TRAINING: 2.98} if masked else {})  # fmt: skip
     for kind, points in (
         ("training", [[1, 3.9], [2, 3.8], [3, 3.7], [4, 3.6], [5, 3.5]]),
-        ("validation", [[0, 2 * expected], [5, expected]]),
+        ("validation", [[0, 6.0], [5, expected]]),
     ):
         drawn = rows(chart, kind=kind, series="DeepNorm, N = 6")[["x", "y"]]
         assert drawn.to_numpy() == pytest.approx(np.array(points))

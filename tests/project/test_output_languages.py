@@ -29,6 +29,7 @@ READERS = {
     "integrations/tokenizers/tokenizer.py": "a text of the library tokenizers",
     "model/resolve.py": "its own text",
     "sweeps/fork_server.py": "a message of the parent process",
+    "sweeps/worker.py": "messages of a pipe",
 }
 """Files that call json.loads, and why its errors need no other message there."""
 

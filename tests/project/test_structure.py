@@ -8,11 +8,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
 from helpers import ROOT, TESTS
 
 from deepstack.base.extensions import public_names
-from deepstack.base.moved import FORMER
 
 PACKAGE = ROOT / "deepstack"
 
@@ -22,7 +20,6 @@ CORE = (
     "training", "sweeps", "plots", "cli",
 )  # fmt: skip
 OUTSIDE = ("instruments", "integrations")
-FORMER_NAMES = "deepstack.base.moved"  # imports modules for users who know a former name
 NO_TORCH = ("config", "records", "runs", "plots")
 # The other instruments and integrations that one may import.
 MAY_IMPORT = {
@@ -96,7 +93,7 @@ def test_a_core_package_imports_only_from_those_above_it() -> None:
     wrong = {
         f"{module} imports {name}".replace("deepstack.", "")
         for module, path in MODULES.items()
-        if module.count(".") and package_of(module) in CORE and module != FORMER_NAMES
+        if module.count(".") and package_of(module) in CORE
         for name in imported_modules(path)
         if package_of(name) in CORE
         if CORE.index(package_of(name)) > CORE.index(package_of(module))
@@ -109,7 +106,7 @@ def test_the_core_imports_nothing_from_instruments_and_integrations() -> None:
     for path in sources(*CORE):
         text = path.relative_to(ROOT).as_posix()
         for name in imported_modules(path):
-            if package_of(name) in OUTSIDE and module_of(path) != FORMER_NAMES:
+            if package_of(name) in OUTSIDE:
                 wrong.add(f"{text} imports {'.'.join(name.split('.')[:3])}")
     assert wrong == TO_MEND
 
@@ -137,11 +134,6 @@ def test_a_type_checker_knows_the_public_names() -> None:
             if isinstance(node, ast.ImportFrom) and node.module != "typing":
                 found |= {each.asname: (node.module, each.name) for each in node.names}
     assert found == public_names()
-
-
-@pytest.mark.parametrize("former", FORMER)
-def test_a_module_has_its_former_name(former: str) -> None:
-    assert import_module(former) is import_module(FORMER[former])
 
 
 def test_no_two_modules_of_a_package_import_each_other() -> None:

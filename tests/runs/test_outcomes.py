@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 from helpers.command_line import typed
+from helpers.configs import config_with
 from helpers.plot_runs import caption, make_chart, make_run, rows, words
 from helpers.report_pages import draw_only
-from helpers.small_runs import small
+from scipy.stats import t
 
 import deepstack
 from deepstack.cli.finding import run_finding
 from deepstack.records import EVALS_COLUMNS, Run
-from deepstack.runs.outcomes import CLEAR, margin, outcome
+from deepstack.runs.intervals import student
+from deepstack.runs.outcomes import CLEAR, FAR, LEARNT, margin, outcome, result_of
 from deepstack.runs.statistics import context_free_loss
 
 UNIGRAM = 2.5
@@ -43,35 +45,93 @@ def evaluated(run: Run, masked: float | None, unigram: float | None, loss: float
 # --- the criterion -------------------------------------------------------------------------
 
 
-def test_the_outcome_depends_on_the_distance_from_the_unigram(tmp_path: Path) -> None:
+def test_the_outcome_of_earlier_runs_depends_on_the_distance_from_the_unigram(
+    tmp_path: Path,
+) -> None:
+    """They have no standard error."""
     run = Run(make_run(tmp_path))
     shares = {-1.01: "trained", -0.99: "stalled", 0.99: "stalled", 1.01: "above"}
     for share, expected in shares.items():
-        end = evaluated(run, UNIGRAM + share * CLEAR, UNIGRAM)
-        assert margin(end) == pytest.approx(share * CLEAR) and outcome(end) == expected
+        end = evaluated(run, UNIGRAM + share * FAR, UNIGRAM)
+        assert margin(end) == pytest.approx(share * FAR) and outcome(end) == expected
     diverged = Run(make_run(tmp_path, state="diverged"))  # whatever its losses
     assert margin(diverged) is not None and outcome(diverged) == "diverged"
     assert outcome(Run(make_run(tmp_path, state="interrupted"))) is None
 
 
-@pytest.mark.parametrize(("start", "expected"), [(9.0, "trained"), (2.1, "stalled")])
-def test_a_run_that_ends_as_it_began_has_not_learnt(
-    tmp_path: Path, start: float, expected: str
+@pytest.mark.parametrize(
+    ("difference", "error", "start", "expected"),
+    [
+        (-CLEAR - 0.202, 0.1, 9.0, "trained"),  # t = 2.0096 with 49 degrees of freedom
+        (-CLEAR - 0.200, 0.1, 9.0, "stalled"),
+        (-CLEAR - 0.001, 0.0, 9.0, "trained"),
+        (-0.3, 0.01, UNIGRAM - 0.3 + CLEAR - 0.001, "stalled"),  # hardly below its own start
+        (-0.3, 0.01, UNIGRAM - 0.3 + CLEAR + 0.001, "trained"),
+        (FAR + 0.202, 0.1, 9.0, "above"),
+        (FAR + 0.200, 0.1, 9.0, "stalled"),
+    ],
+)
+def test_a_run_has_learnt_if_its_interval_over_blocks_lies_below_chance(
+    difference: float, error: float, start: float, expected: str, tmp_path: Path
 ) -> None:
     run = Run(make_run(tmp_path))
+    loss = UNIGRAM + difference
+    ends = {"step": 5, "loss": loss, "loss_masked": loss, "unigram_loss": UNIGRAM}
     run.folder.evals_path.unlink()
-    with run.folder.log("evals", (*EVALS_COLUMNS, "unigram_loss")) as log:
-        for step, loss in ((0, start), (5, 2.1)):
-            log.write({"step": step, "loss": loss, "loss_masked": loss, "unigram_loss": UNIGRAM})
+    with run.folder.log("evals", (*EVALS_COLUMNS, "unigram_loss", "margin_se")) as log:
+        log.write(ends | {"step": 0, "loss": start, "loss_masked": start})
+        log.write(ends | {"margin_se": error})
+    run.folder.write_meta(run.meta | {"validation": {"blocks": 50}})
     assert outcome(Run(run.path)) == expected
+    # A run that starts with trained weights need not fall any further.
+    run.folder.write_meta(run.meta | {"validation": {"blocks": 50}, "start": {"run": "other"}})
+    end = result_of(Run(run.path))
+    assert end.start is None and end.error == pytest.approx(error)
+    assert end.outcome == ("trained" if difference == -0.3 else expected)
 
 
-def test_an_untrained_stack_with_a_tied_head_is_at_chance_on_copying(tmp_path: Path) -> None:
-    tied = {"task.name": "copy", "model.head": "tied", "model.scheme": "pre_ln", "train.lr": 1e-12}
-    run = deepstack.train(small(**tied, **{"train.steps": 1}), study="s", out=tmp_path)
-    assert margin(run) < -CLEAR and outcome(run) == "stalled"  # type: ignore[operator]
-    sentence = run_finding(run)
-    assert sentence is not None and "its untrained stack begins as low" in sentence
+@pytest.mark.parametrize("intervals", [1, 3, 20])
+def test_the_quantiles_of_many_degrees_of_freedom_are_students(intervals: int) -> None:
+    for count in (100, 101, 128, 1000, 8192):
+        expected = t.ppf(1 - 0.025 / intervals, count - 1)
+        assert student(count, intervals) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "start", "sentence"),
+    [
+        (2.2, 0.05, 9.0, "has learned from context: 0.30 ± 0.05 nats below the unigram (2.20 ag"),
+        (2.42, 0.05, 9.0, "has not clearly learned from context: 0.08 ± 0.05 nats below the uni"),
+        (2.48, 0.05, 9.0, "has learned nothing from context: it ends level with the unigram (2."),
+        (2.53, 0.01, 9.0, "has learned nothing from context: it ends level with the unigram (2."),
+        (2.9, 0.01, 9.0, "ends 0.40 ± 0.01 nats above the unigram (2.90 against 2.50 nats)."),
+        (2.2, 0.05, 2.21, "has learned nothing: its loss ends as it began (2.20 against 2.50 na"),
+    ],
+)
+def test_a_run_is_described_by_its_outcome(
+    loss: float, error: float, start: float, sentence: str, tmp_path: Path
+) -> None:
+    run = Run(make_run(tmp_path))
+    ends = {"step": 5, "loss": loss, "loss_masked": loss, "unigram_loss": UNIGRAM}
+    run.folder.evals_path.unlink()
+    with run.folder.log("evals", (*EVALS_COLUMNS, "unigram_loss", "margin_se")) as log:
+        log.write(ends | {"step": 0, "loss": start, "loss_masked": start})
+        log.write(ends | {"margin_se": error})
+    run.folder.write_meta(run.meta | {"validation": {"blocks": 500}})
+    assert (run_finding(Run(run.path)) or "").startswith(f"DeepNorm with 6 layers {sentence}")
+
+
+def test_an_untrained_stack_with_a_tied_head_has_not_learnt(tmp_path: Path) -> None:
+    """It repeats the token that it reads, which is the answer of `copy`."""
+    settings = {
+        "model.head": "tied", "model.scheme": "pre_ln", "model.depth": 2, "model.d_model": 16,
+        "task.name": "copy", "task.seq_len": 8,
+    }  # fmt: skip
+    for steps, rate in ((0, 1e-3), (2, 1e-30)):
+        config = config_with(settings, train__steps=steps, train__lr=rate)
+        end = result_of(deepstack.train(config, out=tmp_path))
+        assert end.margin is not None and end.half_width is not None
+        assert end.margin + end.half_width < -CLEAR and end.outcome == "stalled"
 
 
 def test_the_unigram_counts_the_same_positions(tmp_path: Path) -> None:
@@ -106,8 +166,7 @@ def test_a_cell_counts_its_seeds(tmp_path: Path) -> None:
             run_with(tmp_path / "study", result, scheme="post_ln", depth=48, lr=lr, seed=seed)
     make_run(tmp_path / "study", scheme="rezero", state="interrupted")
     chart = make_chart("outcomes", tmp_path)
-    meaning = f"more than {CLEAR:g} nats below the best predictor without context on the same"
-    assert meaning in caption(chart)
+    assert f"of the final validation loss, {LEARNT}; worse" in caption(chart)
     assert "left out: 1 run without an outcome" in caption(chart)
     assert "ReZero" not in set(chart.data["series"])
     (axes,) = chart.figure.axes

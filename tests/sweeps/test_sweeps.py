@@ -1,12 +1,10 @@
 """Sweeps on this machine: their plan, their server of runs, and their interruptions."""
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -145,17 +143,6 @@ def test_a_fork_server_reports_ends_of_runs_and_is_replaced_if_it_dies(
         until(lambda: None not in (second.poll(), refused.poll()))
         assert (second.poll(), refused.poll()) == (128 + signal.SIGINT, 2)
         assert refused.stderr_text().startswith("deepstack: depth: found the unknown key")
-
-
-def test_a_run_that_hangs_is_killed_when_its_sweep_has_died(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(deepstack.sweeps.fork_server, "GRACE_SECONDS", 0.1)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a run whose step never ends
-    hanging = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
-    hanging.start()
-    deepstack.sweeps.fork_server.end([hanging])
-    assert hanging.exitcode == -signal.SIGKILL
 
 
 def test_a_plan_ends_with_the_memory_and_time_of_all_runs(

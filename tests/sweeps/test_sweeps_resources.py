@@ -102,9 +102,28 @@ def test_workers_times_threads_are_no_more_than_the_cores(monkeypatch: pytest.Mo
     assert default_workers([cell(GB)]) == 8
 
 
+def test_small_runs_on_one_gpu_run_at_once_and_a_large_one_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(local.conf, "cores", lambda: 16)
+    wide = with_overrides(Config(), {"model.d_model": 512, "train.batch_size": 256})
+    small, large = (
+        Cell(wide, RunFolder("nowhere"), "new", parameters=10**7, memory=size * GB)
+        for size in (5, 60)
+    )
+    workers = default_workers([small, large])
+    assert workers == 8, "a run on a GPU takes two cores, whatever its width"
+    machine = Resources(workers, 110 * GB, [Gpu("0", 80 * GB)])
+    assert len(filled(machine, [small] * 20)) == 8
+    assert filled(machine, [small, large]) == filled(machine, [small])
+    assert filled(machine, [large, small]) == filled(machine, [large]) != []
+
+
 LIMITED = """
 import torch
-from deepstack.sweeps.fork_server import limit_memory
+from deepstack.sweeps.worker import limit_memory
 for limit in (6, 24):
     limit_memory(limit * 2**26)
     for make in (lambda: torch.ones(2**24), lambda: bytearray(2**26)):

@@ -13,8 +13,9 @@ import pytest
 
 from deepstack.base.errors import ConfigError
 from deepstack.tasks import IGNORE, Task, build_task
+from deepstack.tasks.chance import given_shown
 from deepstack.tasks.files import PIECE, find_files
-from deepstack.tasks.text import MASK, context_free_entropy, read_corpus
+from deepstack.tasks.text import MASK, Corpus, halves_of, read_corpus
 
 
 def build(seq_len: int = 32, **options: object) -> Task:
@@ -27,14 +28,18 @@ def test_the_default_text_is_recorded() -> None:
         "name": "cpython-topics",
         "sha256": hashlib.sha256(content).hexdigest(),
         "bytes": len(content),
-        "held_out_bytes": len(content) // 10,
+        "licence": "PSF-2.0",
+        "held_out_bytes": built.data["held_out_bytes"],
+        "held_out": built.data["held_out"],
     }
+    assert built.data["held_out_bytes"] == pytest.approx(len(content) / 10, rel=0.02)
     assert content.decode("utf-8").count("Python") > 100 and built.vocab_size == 257
     assert len(content) > 300_000
     if sys.version_info[:2] == (3, 11):
         assert len(content) == 466_273
-    assert 3.1 < built.references["unigram_entropy"] < 3.5
-    assert 2.8 < built.references["context_free_entropy"] < built.references["unigram_entropy"]
+    references = built.references_on(built.validation_set(512)[0])
+    assert 3.1 < references["unigram_entropy"] < 3.4
+    assert 2.8 < references["context_free_entropy"] < references["unigram_entropy"]
     assert built.optimal_loss(built.train_batch(1, 2)) is None
 
 
@@ -43,26 +48,14 @@ def write(path: Path, content: bytes) -> str:
     return str(path)
 
 
-def test_training_and_held_out_text_never_overlap(tmp_path: Path) -> None:
-    path = write(tmp_path / "ab.txt", b"a" * 900 + b"b" * 100)
-    built = build(16, path=path)
-    for index in range(40):
-        for letter, batch in [
-            (ord("a"), built.train_batch(index, 64)),
-            (ord("b"), built.validation_batch(index, 64)),
-            (ord("b"), built.probe_batch(64)),
-        ]:
-            unmasked = np.where(batch.targets == IGNORE, batch.inputs, batch.targets)
-            assert (unmasked == letter).all()
-
-
 def test_windows_are_uniform_over_the_whole_part(tmp_path: Path) -> None:
-    path = write(tmp_path / "ramp.txt", bytes(range(100)) + b"z" * 100)
-    built = build(60, path=path, held_out=0.5, mask_rate=1, mask_split=[0, 0, 1])
-    starts = built.train_batch(1, 8200).inputs[:, 0]
-    counts = np.bincount(starts, minlength=41)
-    assert len(counts) == 41  # 100 - 60 + 1 windows: the last byte is reached
-    assert np.abs(counts - 200).max() < 5 * math.sqrt(200)
+    path = write(tmp_path / "ramp.txt", bytes(range(128)))
+    built = build(8, path=path, mask_rate=1, mask_split=[0, 0, 1])
+    train, _ = halves_of(read_corpus(path), 0.1, 8)
+    firsts = [part.tokens[i] for part in train.train for i in range(len(part.tokens) - 7)]
+    counts = np.bincount(built.train_batch(1, 200 * len(firsts)).inputs[:, 0], minlength=256)
+    assert set(np.flatnonzero(counts)) == set(firsts)  # the last window of each part too
+    assert np.abs(counts[firsts] - 200).max() < 5 * math.sqrt(200)
 
 
 @pytest.mark.parametrize("mask_split", [(0.8, 0.1, 0.1), (1.0, 0.0, 0.0), (0.2, 0.5, 0.3)])
@@ -90,36 +83,46 @@ def test_masks_are_exact_and_split_as_asked(mask_split: tuple[float, float, floa
         assert chi_squared < 600  # 255 degrees of freedom, but less of frequent bytes
 
 
-def test_the_unigram_entropy_is_the_held_out_cross_entropy(tmp_path: Path) -> None:
-    path = write(tmp_path / "ab.txt", b"a" * 600 + b"b" * 300 + b"b" * 100)
-    built = build(16, path=path)
-    assert built.references["unigram_entropy"] == pytest.approx(-math.log(301 / (900 + 256)))
+def test_the_unigram_loss_is_that_of_the_validation_positions(tmp_path: Path) -> None:
+    built = build(16, path=write(tmp_path / "ab.txt", b"a" * 600 + b"b" * 400))
+    batch = built.validation_set(200)[0]
+    train = np.concatenate([part.tokens for part in halves_of(*corpus_of(tmp_path), 16)[0].train])
+    share = {byte: (int((train == byte).sum()) + 1) / (len(train) + 256) for byte in b"ab"}
+    losses = [-math.log(share[byte]) for byte in batch.targets[batch.masked]]
+    assert built.unigram_loss(batch) == pytest.approx(sum(losses) / len(losses))
+    assert built.references_on(batch)["unigram_entropy"] == built.unigram_loss(batch)
+
+
+def corpus_of(folder: Path) -> tuple[Corpus, float]:
+    return read_corpus(str(folder / "ab.txt")), 0.1
 
 
 @pytest.mark.parametrize("mask_split", [(0.8, 0.1, 0.1), (1, 0, 0), (0, 1, 0), (0.5, 0, 0.5)])
-def test_the_context_free_entropy_is_what_counting_gives(
+def test_the_loss_without_context_is_what_counting_gives(
     mask_split: tuple[float, float, float],
 ) -> None:
+    """Bayes' rule by a table of the joint law of (true, shown) with all 257 that may be shown."""
     content = np.frombuffer(read_corpus(None).content, dtype=np.uint8)
-    train, held = np.split(content, [len(content) - len(content) // 10])
-    p = (np.bincount(train, minlength=256) + 1) / (len(train) + 256)
-    h = np.bincount(held, minlength=256) / len(held)
-    exact = context_free_entropy(p, h, mask_split)
-    # Bayes' rule by table: the joint law of (true, shown) with all 257 things that may be shown.
+    p = (np.bincount(content, minlength=256) + 1) / (len(content) + 256)
     m, r, k = mask_split
     law = np.concatenate([np.full((256, 256), r / 256), np.full((256, 1), m)], axis=1)
     law[np.arange(256), np.arange(256)] += k
-    joint, expectation = p[:, None] * law, h[:, None] * law
-    with np.errstate(invalid="ignore", divide="ignore"):
-        terms = expectation * np.log(joint / joint.sum(axis=0))
-    assert exact == pytest.approx(-terms[expectation > 0].sum(), abs=1e-9)
-    if m == 1 or k == 0:
-        assert exact == pytest.approx(-(h * np.log(p)).sum())
-    # And by the task's own batches, to within sampling error.
+    joint = p[:, None] * law
+    true, shown = np.nonzero(joint)
+    expected = (joint / np.where(joint.sum(axis=0) > 0, joint.sum(axis=0), 1))[true, shown]
+    assert given_shown(p, mask_split)(shown, true) == pytest.approx(expected, abs=1e-12)
+    # No predictor that sees the shown token does better on the batches of the task.
     built = build(64, mask_split=list(mask_split), mask_rate=1)
-    batch = built.validation_batch(0, 2000)
-    q = joint[batch.targets, batch.inputs] / joint.sum(axis=0)[batch.inputs]
-    assert -np.log(q).mean() == pytest.approx(exact, abs=0.05)
+    batch = built.validation_set(2000)[0]
+    exact = -(joint[true, shown] * np.log(expected)).sum()
+    of_all = built.chance_losses(batch)
+    assert of_all.mean() == pytest.approx(exact, abs=0.05)
+    references = built.references_on(batch)
+    if m < 1:
+        assert references["context_free_entropy"] == pytest.approx(of_all.mean())
+    if m > 0:
+        masked = of_all[batch.masked].mean()
+        assert references["unigram_entropy"] == pytest.approx(masked)
 
 
 def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
@@ -202,7 +205,7 @@ def unfit(tmp_path: Path) -> Path:
         ("huge", "at most 2,147,483,648"),
         (b"", "is empty"),
         (b"abc\xffdef", "not UTF-8 text: byte 0xff at position 3"),
-        (b"word " * 20, "the held-out part is too short: its longest file has 10 tokens"),
+        (b"word " * 20, "the held-out part is too short: its longest piece has 10 tokens"),
     ],
 )
 def test_unfit_texts_are_refused(name: str | bytes, expected: str, unfit: Path) -> None:
@@ -214,14 +217,9 @@ def test_unfit_texts_are_refused(name: str | bytes, expected: str, unfit: Path) 
     assert time.monotonic() - began < 1 and raised.value.key == "task.path"
 
 
-def test_unigram_loss_is_of_the_very_positions_that_show_mask() -> None:
+def test_positions_that_are_shown_have_no_unigram_loss() -> None:
     task = build_task("text", {"mask_rate": 0.5}, seq_len=64, seed=3)
     batch = task.validation_batch(0, 16)
-    content = read_corpus(None).content
-    train = np.frombuffer(content, np.uint8)[: len(content) - len(content) // 10]
-    shares = (np.bincount(train, minlength=256) + 1) / (len(train) + 256)
-    expected = -np.log(shares[batch.targets[batch.masked]]).mean()
-    assert task.unigram_loss(batch) == pytest.approx(expected, rel=1e-4)
     assert task.unigram_loss(batch._replace(masked=np.zeros_like(batch.masked))) is None
 
 

@@ -4,9 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers.command_line import typed
+from helpers.command_line import refusal, typed
 from helpers.plot_runs import make_chart, rows
-from helpers.small_runs import interrupted, small
+from helpers.small_runs import interrupted, logs_of, small
 from safetensors.torch import load_file
 
 import deepstack
@@ -87,3 +87,55 @@ def test_analyze_and_export_take_a_step(tmp_path: Path) -> None:
     assert missing.exit_code == 7 and "kept: 3, 6" in missing.stderr
     shutil.rmtree(run.folder.kept_dir)
     assert "kept: 6" in typed("export", run.path, "--step", "3", "--to", tmp_path / "c").stderr
+
+
+WITHOUT = {"runtime__keep_final_weights": False, "model__depth": 1}
+
+
+def test_a_run_without_final_weights_resumes_and_keeps_the_same_logs_alone(tmp_path: Path) -> None:
+    whole = deepstack.train(small(model__depth=1), out=tmp_path / "whole")
+    begun = interrupted(small(**WITHOUT), tmp_path / "cut", at=7)
+    assert begun.checkpoints() == [7] and problems(begun) == []
+    run = deepstack.train(small(**WITHOUT), out=tmp_path / "cut")
+    assert run.state == "done" and not run.folder.checkpoints() and problems(run.folder) == []
+    assert logs_of(run) == logs_of(whole)
+    assert config_hash(small(**WITHOUT)) == config_hash(small(model__depth=1))
+    assert not list(run.path.rglob("*.safetensors"))
+    assert deepstack.train(small(**WITHOUT), out=tmp_path / "cut").path == run.path, "trained again"
+
+
+def test_commands_that_need_weights_say_that_the_run_kept_none(tmp_path: Path) -> None:
+    run = deepstack.train(small(**WITHOUT), out=tmp_path)
+    why = (
+        r"kept no weights \(runtime.keep_final_weights=false\); to train it again: deepstack train"
+    )
+    for step in (None, 4, 12):
+        with pytest.raises(NothingMatchedError, match=why):
+            load_trained(run.folder, print, step)
+    for words in (["analyze"], ["export", "--to", str(tmp_path / "model")]):
+        assert "runtime.keep_final_weights=true --study NAME" in refusal(
+            7, words[0], run.path, *words[1:]
+        )
+    with pytest.raises(ConfigError, match=r"has no weights to begin with"):
+        deepstack.train(small(model__depth=1, model__start=str(run.path)), out=tmp_path)
+    with pytest.raises(ConfigError, match=r"keep_optimizer: found true, unused under"):
+        small(runtime__keep_optimizer=True, **WITHOUT)
+
+
+def test_the_disk_estimate_counts_no_final_weights(tmp_path: Path) -> None:
+    kept, without = (disk_estimate(small(runtime__keep_final_weights=k)) for k in (True, False))
+    parameters = sum(deepstack.build_model(small(), vocab_size=257).banks.count().values())
+    assert kept[0] - without[0] == 4 * parameters and kept[1] == without[1]
+
+
+@pytest.mark.parametrize("chosen", [[0], 5, "log"])
+def test_a_run_of_no_steps_keeps_its_start(chosen: list[int] | int | str, tmp_path: Path) -> None:
+    """It has no checkpoint of a last step."""
+    config = small(train__steps=0, train__keep_weights=chosen, model__depth=1)
+    run = deepstack.train(config, out=tmp_path)
+    assert run.folder.kept_steps() == [0] and problems(run.folder) == []
+    assert load_trained(run.folder, print, 0).step == 0 and not run.folder.checkpoints()
+    longer = deepstack.train(small(train__keep_weights=[0], model__depth=1), out=tmp_path)
+    assert [*kept_files(run.path).values()] == [*kept_files(longer.path).values()]
+    kept, none = (disk_estimate(one)[0] for one in (config, small(train__steps=0, model__depth=1)))
+    assert kept > none

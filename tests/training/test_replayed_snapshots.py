@@ -11,9 +11,8 @@ from helpers.sampling import some
 from helpers.snapshots import ToyModel
 from torch import Tensor
 
-from deepstack.diagnostics import evaluate, take
 from deepstack.diagnostics.snapshot import run_passes
-from deepstack.fast import FastPaths, snapshot_recorder
+from deepstack.fast import FastPaths, PassRecorder
 from deepstack.fast.accelerate import FEW_RECORDS
 from deepstack.fast.native import find_kernels
 from deepstack.fast.recording import map_nested
@@ -27,26 +26,7 @@ BY_KERNELS = FastPaths(fused=False, compiled=False, captured=False, replayed=Tru
 def recorder(toy: ToyModel, paths: FastPaths) -> tuple[Callable[[Tensor], Any], Mock]:
     """The passes of a model's snapshot, replayed, and the function that a recording calls."""
     counted = Mock(wraps=partial(run_passes, toy.model, loss=toy.loss))
-    return snapshot_recorder(counted, paths, FEW_RECORDS, 1), counted
-
-
-def change(toy: ToyModel) -> None:
-    """Change every parameter, as a step does."""
-    with torch.no_grad():
-        for parameter in toy.model.parameters():
-            parameter += 0.05 * parameter.abs() + 0.01
-
-
-def values_of(toy: ToyModel, passes: Any) -> dict[str, Tensor]:
-    """Every diagnostic; passes: None for the eager ones."""
-    initial = [bank.values().clone() for bank in toy.banks]
-    before, start = [v + 0.01 for v in initial], [v - 0.02 for v in initial]
-    return evaluate(
-        take(
-            toy.model, toy.banks, toy.tokens, toy.loss,
-            before=before, initial=start, passes=passes,
-        )
-    )  # fmt: skip
+    return PassRecorder(paths, 1).snapshot(counted, FEW_RECORDS), counted
 
 
 def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -64,8 +44,8 @@ def test_records_by_kernels_equal_eager_ones_to_rounding(scheme: str) -> None:
     toy = ToyModel(model__scheme=scheme, model__depth=6)
     passes, counted = recorder(toy, BY_KERNELS)
     for _ in range(2):
-        assert_close(values_of(toy, passes(toy.tokens)), values_of(toy, None))
-        change(toy)
+        assert_close(toy.diagnostics(passes(toy.tokens)), toy.diagnostics(None))
+        toy.change()
     assert counted.call_count == 1, "the second record was not replayed"
 
 
@@ -83,10 +63,10 @@ def test_records_by_torch_have_the_same_bytes(kind: dict[str, Any]) -> None:
     toy = ToyModel(**kind)
     passes, counted = recorder(toy, BY_TORCH)
     for _ in range(2):
-        found, expected = values_of(toy, passes(toy.tokens)), values_of(toy, None)
+        found, expected = toy.diagnostics(passes(toy.tokens)), toy.diagnostics(None)
         for name, value in expected.items():
             assert torch.equal(found[name].nan_to_num(9.0), value.nan_to_num(9.0)), name
-        change(toy)
+        toy.change()
     assert counted.call_count == 1
 
 
@@ -95,7 +75,7 @@ def test_the_tensors_of_a_record_outlive_the_next_one() -> None:
     passes, _ = recorder(toy, BY_TORCH)
     first = passes(toy.tokens)
     copies = map_nested(first, torch.clone)
-    change(toy)
+    toy.change()
     second = passes(toy.tokens)
     assert torch.equal(first["encoder"]["states"], copies["encoder"]["states"])
     assert not torch.equal(first["encoder"]["states"], second["encoder"]["states"])
@@ -103,8 +83,8 @@ def test_the_tensors_of_a_record_outlive_the_next_one() -> None:
 
 def test_passes_that_read_a_value_run_eagerly_at_every_record() -> None:
     weight = torch.ones(3)
-    passes = snapshot_recorder(
-        lambda tokens: {"double": weight * (2 if float(weight[0]) < 2 else 3)}, BY_TORCH, 99, 1
+    passes = PassRecorder(BY_TORCH, 1).snapshot(
+        lambda tokens: {"double": weight * (2 if float(weight[0]) < 2 else 3)}, 99
     )
     assert passes(torch.ones(1))["double"].tolist() == [2.0] * 3
     weight.fill_(2.0)
@@ -113,7 +93,7 @@ def test_passes_that_read_a_value_run_eagerly_at_every_record() -> None:
 
 def test_few_records_are_not_recorded() -> None:
     for paths, records in ((BY_TORCH, FEW_RECORDS - 1), (FastPaths(False, False, False), 99)):
-        assert snapshot_recorder(run_passes, paths, records, 1) is run_passes
+        assert PassRecorder(paths, 1).snapshot(run_passes, records) is run_passes
 
 
 @pytest.mark.parametrize("every", ["log", 0, 1, 3, 7, 50])

@@ -1,12 +1,14 @@
 """Runs recorded operations of a CPU step by C++ kernels.
 
-`compiler` compiles and loads them, `translate` turns recorded calls into records of a table, and
-`translations` has the records of each operation.  `split.h` says how an operation may be divided
-between threads, and `team.h` plans and runs a table by several threads.
+`cache` keeps the compiled kernels, `compiler` compiles and `library` loads them.  `translate` turns
+recorded calls into records of a table, and `translations` has the records of each operation.
+`split.h` says how an operation may be divided between threads, and `team.h` plans and runs a table
+by several threads.
 """
 
 from deepstack.fast.native import matrix_translations, translations
-from deepstack.fast.native.compiler import Kernels, find_kernels
+from deepstack.fast.native.cache import find_kernels
+from deepstack.fast.native.library import Kernels
 from deepstack.fast.native.translate import Translator
 
 __all__ = ["Kernels", "Translator", "find_kernels", "matrix_translations", "translations"]

@@ -1,116 +1,118 @@
-"""Compiles the C++ kernels on first use and keeps the library in the user's cache folder."""
+"""Finds C++ compilers and compiles the kernels; a failure gets one line with its cure."""
 
-import ctypes
-import fcntl
-import hashlib
 import os
 import platform
+import re
+import shlex
 import shutil
-import stat
+import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
+import time
 from pathlib import Path
 from typing import NamedTuple
 
-from deepstack.fast.native.record import RECORD
+from deepstack.base.ending import Stop
+from deepstack.base.errors import Interrupted
 
 SOURCES = Path(__file__).parent
-COMPILERS = ("c++", "g++", "clang++")
+NAMES = ("c++", "g++", "clang++")
 # Contraction to fused multiply-adds is part of the kernels' numbers.
 FLAGS = (
     "-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
     "-shared", "-fPIC", "-pthread",
 )  # fmt: skip
-# Seconds after which a compiler is stopped.
-PATIENCE = 300
+# Seconds after which, and bytes of messages from which on, a compiler is stopped.
+PATIENCE, LONGEST_OUTPUT = 300, 2**20
+POLL_SECONDS = 0.05
+LONGEST_REASON = 300
 
+# A line that gives a reason, and one that only repeats that there was one.
+REASON = re.compile(r"\berror: |\bld(\.\w+)?: |exhausted|No space left|Killed", re.IGNORECASE)
+REPETITION = re.compile(r"ld returned|linker command failed|compilation terminated|^\d+ error")
 
-class Kernels(NamedTuple):
-    """The loaded kernels.
-
-    run: (address of a table, number of records, threads, address of the plan or 0) -> None.
-    plan: (address of a table, number of records, threads, address of 1 + threads 32-bit integers
-        for each record, which it writes) -> None.
-    run_part: (address of a record, thread, threads, address of its plan) -> None; for tests.
-    kinds: number of each kind by name.
-    description: instruction width and hash of source, compiler and processor.
-    """
-
-    run: Callable[[int, int, int, int], None]
-    plan: Callable[[int, int, int, int], None]
-    run_part: Callable[[int, int, int, int], None]
-    kinds: dict[str, int]
-    description: str
+# Patterns of reasons, and their cures.
+CURES = (
+    (
+        r"GLIBC(XX)?_\S+'? not found",
+        "this Python runs with an older C or C++ library than the compiler's: name an older "
+        "compiler by CXX, or update the library (with conda: libstdcxx-ng)",
+    ),
+    (
+        r"failed to map segment",
+        "no program may run from that file system (noexec): set TMPDIR to another one",
+    ),
+    (r"No space left|quota exceeded", "free some space, or set TMPDIR to another file system"),
+    (
+        r"Killed|SIGKILL|exhausted|out of memory|cannot allocate|bad_alloc",
+        "the compiler needs about 400 MB of memory",
+    ),
+    (
+        r"no such instruction|unsupported instruction|Error: .*(operand|suffix|register)",
+        "the assembler is older than the compiler: update binutils, or name another compiler by "
+        "CXX",
+    ),
+    (
+        r"cannot find -?l?stdc\+\+|(cmath|cstdint|cstring|utility|vector)'?:? (file )?not found"
+        r"|(cmath|cstdint|cstring|utility|vector): No such file",
+        "the headers and library of C++ are missing: install g++",
+    ),
+    (
+        r"std=c\+\+|unrecognized command|unknown argument",
+        "the kernels need GCC 9 or clang 11, or a later version: name one by CXX",
+    ),
+)
+# Reasons that may be gone at the next start.
+PASSING = re.compile(r"Killed|stopped by SIG|exhausted|memory|No space left|quota", re.IGNORECASE)
 
 
 class UnavailableError(Exception):
     """The kernels cannot be compiled or loaded, for a reason that a user can read."""
 
 
-_found: dict[str, Kernels | str] = {}
+class ForbiddenError(UnavailableError):
+    """This system forbids to load any library, whichever compiler made it."""
 
 
-def find_kernels(notify: Callable[[str], None]) -> Kernels | str:
-    """Return the kernels, compiled if necessary, or the reason why there are none.
+class Compiler(NamedTuple):
+    """A C++ compiler: the words that call it, of which the first is a path."""
 
-    notify: receives one line before a compilation.
+    words: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The words as a user types them."""
+        return shlex.join(self.words)
+
+    def identity(self) -> str:
+        """Return a text that changes when the compiler's program is replaced."""
+        state = os.stat(self.words[0])
+        return repr((self.words, os.path.realpath(self.words[0]), state.st_mtime_ns, state.st_size))
+
+
+def find_compilers() -> list[Compiler]:
+    """Return the compilers in the order in which they are tried: $CXX, c++, g++, clang++.
+
+    Raises UnavailableError if there is none.
     """
-    folder = cache_folder()
-    if str(folder) not in _found:
-        try:
-            _found[str(folder)] = load_or_compile(folder, notify)
-        except UnavailableError as error:
-            _found[str(folder)] = str(error)
-        except (OSError, subprocess.SubprocessError) as error:
-            _found[str(folder)] = f"the kernels cannot be compiled in {folder}: {error}"
-    return _found[str(folder)]
-
-
-def cache_folder() -> Path:
-    """Return the folder of compiled kernels, in $XDG_CACHE_HOME or ~/.cache."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(given) if os.path.isabs(given) else Path(os.path.expanduser("~/.cache"))
-    return base / "deepstack"
-
-
-def load_or_compile(folder: Path, notify: Callable[[str], None]) -> Kernels:
-    """Load the library of this source, compiler and processor, or compile it first."""
-    compiler, version = find_compiler()
-    key = key_of(version)
-    make_folder(folder)
-    library = folder / f"kernels-{key}.so"
-    with locked(folder / "kernels.lock"):
-        if not is_intact(library):
-            notify("compiling the kernels of a replayed step; about ten seconds, once")
-            compile_kernels(compiler, library)
-    return load(library, key)
-
-
-@cache
-def find_compiler() -> tuple[str, str]:
-    """Return the path of a C++ compiler and the version that it prints."""
-    for name in COMPILERS:
-        if path := shutil.which(name):
-            answer = subprocess.run([path, "--version"], capture_output=True, timeout=60)
-            if answer.returncode == 0:
-                return path, answer.stdout.decode(errors="replace")
-    raise UnavailableError(f"found no C++ compiler ({', '.join(COMPILERS)})")
-
-
-def source_files() -> list[Path]:
-    """Return the C++ files in a fixed order."""
-    return sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")])
-
-
-def key_of(compiler: str) -> str:
-    """Return the hash of sources, flags, processor and the compiler's version."""
-    digest = hashlib.sha256(repr((compiler, flags(), processor())).encode())
-    for path in source_files():
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+    setting = os.environ.get("CXX", "")
+    try:
+        chosen = shlex.split(setting)
+    except ValueError as error:
+        raise UnavailableError(f"CXX={setting} is not a command: {error}") from None
+    wanted = [chosen] * bool(chosen) + [[name] for name in NAMES]
+    compilers: dict[tuple[str, ...], Compiler] = {}
+    for program, *arguments in wanted:
+        if path := shutil.which(program):
+            kind = "clang" if "clang" in Path(program).name else "gcc"  # a cache has one program
+            key = (os.path.realpath(path), kind, *arguments)
+            compilers.setdefault(key, Compiler((path, *arguments)))
+    if not compilers:
+        names = ", ".join(words[0] for words in wanted)
+        raise UnavailableError(
+            f"found no C++ compiler ({names}); install g++ or clang, or name one by CXX"
+        )
+    return list(compilers.values())
 
 
 def flags() -> tuple[str, ...]:
@@ -119,100 +121,80 @@ def flags() -> tuple[str, ...]:
     return (*FLAGS, "-mcpu=native" if arm else "-march=native")
 
 
-def processor() -> str:
-    """Return the processor's model and instruction sets, which select the machine code."""
-    names = ("model name", "flags", "Features", "CPU part")
+def source_files() -> list[Path]:
+    """Return the C++ files in a fixed order."""
+    return sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")])
+
+
+def compile_kernels(compiler: Compiler, folder: Path, stop: Stop) -> bytes:
+    """Return the library's bytes.
+
+    folder: where a new folder is made for the compilation.
+
+    Raises UnavailableError, and Interrupted once `stop` returns a signal.
+    """
+    with tempfile.TemporaryDirectory(prefix="compiling-", dir=folder) as draft:
+        source, library = SOURCES / "kernels.cpp", Path(draft) / "kernels.so"
+        words = [*compiler.words, *flags(), str(source), "-o", library.name]
+        try:
+            code, output = run(words, draft, stop)
+            if code == 0 and library.is_file():
+                return library.read_bytes()
+        except OSError as error:
+            code, output = 1, f"error: {error}"
+    reason = reason_of(code, output)
+    raise UnavailableError(f"does not compile the kernels: {reason}{cure_of(reason)}")
+
+
+def run(words: list[str], folder: str, stop: Stop) -> tuple[int, str]:
+    """Run a compiler and return its exit code, negative for a signal, and its messages.
+
+    It runs in a new process group, so a Ctrl-C at the terminal does not reach it.  This process
+    ends the whole group then, and raises Interrupted or KeyboardInterrupt.
+    """
+    process = subprocess.Popen(
+        words,
+        cwd=folder,
+        env=os.environ | {"LC_ALL": "C"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        process_group=0,
+        bufsize=0,
+    )
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    output, deadline = b"", time.monotonic() + PATIENCE
     try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    first = text.split("\n\n", 1)[0].splitlines()
-    return "\n".join(line for line in first if line.startswith(names))
-
-
-def make_folder(folder: Path) -> None:
-    """Make the cache folder, which only this user may read or change."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise UnavailableError(f"the cache folder {folder} cannot be made: {error}") from None
-    state = folder.lstat()
-    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o077:
-        raise UnavailableError(
-            f"the cache folder {folder} must be a folder that belongs to this user and has "
-            f"mode 0700; run chmod 700 {folder}, or set XDG_CACHE_HOME"
-        )
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock on this file, so that one process compiles."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        while process.poll() is None:
+            output += process.stdout.read(2**16) or b""
+            if number := stop():
+                raise Interrupted("interrupted while the kernels are compiled", number)
+            if time.monotonic() > deadline:
+                return 1, f"error: it takes longer than {PATIENCE} seconds"
+            if len(output) > LONGEST_OUTPUT:
+                return 1, f"error: it prints more than {LONGEST_OUTPUT:,} bytes"
+            time.sleep(POLL_SECONDS)
+        output += process.stdout.read(LONGEST_OUTPUT) or b""
+        return process.returncode, output.decode(errors="replace")
     finally:
-        os.close(descriptor)
+        if process.returncode is None:  # with the processes that it has started
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        process.stdout.close()
 
 
-def checksum_of(library: Path) -> Path:
-    """Return the file with the library's sha256."""
-    return library.with_suffix(".sha256")
+def reason_of(code: int, output: str) -> str:
+    """Return the line of a compiler's messages that says why it failed."""
+    if code < 0:
+        return f"it was stopped by {signal.Signals(-code).name}"
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    reasons = [line for line in lines if REASON.search(line) and not REPETITION.search(line)]
+    last = "it wrote no library" if code == 0 else f"exit code {code} without a message"
+    line = next(iter([*reasons, *lines]), last)
+    return "".join(c if c.isprintable() else " " for c in line)[:LONGEST_REASON]
 
 
-def is_intact(library: Path) -> bool:
-    """Return whether the library is this user's file with the recorded checksum."""
-    try:
-        state = library.lstat()
-        is_own = stat.S_ISREG(state.st_mode) and state.st_uid == os.getuid()
-        if not is_own or state.st_mode & 0o022:
-            return False
-        return checksum_of(library).read_text("ascii") == sha256(library)
-    except (OSError, UnicodeDecodeError):
-        return False
-
-
-def sha256(path: Path) -> str:
-    """Return a file's sha256."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def compile_kernels(compiler: str, library: Path) -> None:
-    """Compile the library, and put it and its checksum in their places."""
-    with tempfile.TemporaryDirectory(prefix="compiling-", dir=library.parent) as folder:
-        made = Path(folder) / library.name
-        command = [compiler, *flags(), str(SOURCES / "kernels.cpp"), "-o", str(made)]
-        answer = subprocess.run(command, capture_output=True, timeout=PATIENCE, cwd=folder)
-        if answer.returncode or not made.is_file():
-            lines = answer.stderr.decode(errors="replace").strip().splitlines()
-            reason = next((line for line in lines if "error" in line), (lines or ["no message"])[0])
-            raise UnavailableError(f"{compiler} does not compile the kernels: {reason}")
-        made.chmod(0o700)
-        checksum = Path(folder) / checksum_of(library).name
-        checksum.write_text(sha256(made), "ascii")
-        checksum_of(library).unlink(missing_ok=True)
-        os.replace(made, library)
-        os.replace(checksum, checksum_of(library))
-
-
-def load(library: Path, key: str) -> Kernels:
-    """Load the library and read its kinds of operations."""
-    try:
-        loaded = ctypes.CDLL(str(library))
-    except OSError as error:
-        raise UnavailableError(f"the kernels cannot be loaded: {error}") from None
-    loaded.deepstack_kind.restype = ctypes.c_char_p
-    address, integer = ctypes.c_void_p, ctypes.c_int
-    for function in (loaded.deepstack_run, loaded.deepstack_plan):
-        function.argtypes, function.restype = [address, ctypes.c_long, integer, address], None
-    loaded.deepstack_run_part.argtypes = [address, integer, integer, address]
-    loaded.deepstack_run_part.restype = None
-    if loaded.deepstack_record_size() != RECORD.size:
-        raise UnavailableError("the compiler lays records out in an unknown way")
-    kinds: dict[str, int] = {}
-    while name := loaded.deepstack_kind(len(kinds)):
-        kinds[name.decode()] = len(kinds)
-    width = 32 * loaded.deepstack_vector_width()
-    functions = loaded.deepstack_run, loaded.deepstack_plan, loaded.deepstack_run_part
-    return Kernels(*functions, kinds, f"{width} bits, {key}")
+def cure_of(reason: str) -> str:
+    """Return '; ' and the cure of a reason, or ''."""
+    return next((f"; {cure}" for pattern, cure in CURES if re.search(pattern, reason)), "")

@@ -86,6 +86,8 @@ static void map3(const Op& op) {
     });
 }
 
+INLINE float smaller(float x, float y) { return x > y ? y : x; }  // x if it is NaN
+
 // Functions of one number.  c: constants of the operation.
 #define FUNCTION1(name, ...)                                          \
     struct name {                                                     \
@@ -113,8 +115,8 @@ FUNCTION1(Tanh, tanh1(x))
 FUNCTION1(Silu, x* sigmoid1(x))
 FUNCTION1(Gelu, 0.5f * x * (1.0f + erf1(x * 0.70710678118654752f)))
 FUNCTION1(GeluTanh, 0.5f * x * (1.0f + tanh1(0.79788456080286536f * (x + 0.044715f * x * x * x))))
-FUNCTION1(Elu, x > 0.0f ? x * c : (exp1(x) - 1.0f) * d)
-FUNCTION1(Clamp, x < c ? c : x > d ? d : x)
+FUNCTION1(Elu, x > 0.0f ? x * c : expm1_1(x) * d)
+FUNCTION1(Clamp, smaller(x < c ? c : x, d))  // the upper bound wins where they cross, as in torch
 FUNCTION1(Threshold, x <= c ? d : x)
 
 // Functions of two numbers.

@@ -86,18 +86,17 @@ static inline void transpose8(const float* from, int64_t row, float* to, int64_t
     vec8 a[8], b[8];
     for (int r = 0; r < 8; r++) a[r] = load<vec8>(from + r * row);
     for (int r = 0; r < 8; r += 2) {
-        b[r] = __builtin_shufflevector(a[r], a[r + 1], 0, 8, 2, 10, 4, 12, 6, 14);
-        b[r + 1] = __builtin_shufflevector(a[r], a[r + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+        b[r] = SHUFFLE(a[r], a[r + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+        b[r + 1] = SHUFFLE(a[r], a[r + 1], 1, 9, 3, 11, 5, 13, 7, 15);
     }
     for (int r = 0; r < 8; r += 4)
         for (int q = 0; q < 2; q++) {
-            a[r + q] = __builtin_shufflevector(b[r + q], b[r + q + 2], 0, 1, 8, 9, 4, 5, 12, 13);
-            a[r + q + 2] = __builtin_shufflevector(b[r + q], b[r + q + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+            a[r + q] = SHUFFLE(b[r + q], b[r + q + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            a[r + q + 2] = SHUFFLE(b[r + q], b[r + q + 2], 2, 3, 10, 11, 6, 7, 14, 15);
         }
     for (int r = 0; r < 4; r++) {
-        store(to + r * to_row, __builtin_shufflevector(a[r], a[r + 4], 0, 1, 2, 3, 8, 9, 10, 11));
-        store(to + (r + 4) * to_row,
-              __builtin_shufflevector(a[r], a[r + 4], 4, 5, 6, 7, 12, 13, 14, 15));
+        store(to + r * to_row, SHUFFLE(a[r], a[r + 4], 0, 1, 2, 3, 8, 9, 10, 11));
+        store(to + (r + 4) * to_row, SHUFFLE(a[r], a[r + 4], 4, 5, 6, 7, 12, 13, 14, 15));
     }
 }
 

@@ -4,39 +4,80 @@
 
 constexpr int BLOCK = 128;  // rows that are added before their sum is added to the rest
 
-static inline float sum_row(const float* x, int n) {
-    return sum_terms(n, [&](int j) { return load(x + j); }, [&](int j) { return x[j]; });
+INLINE float sum_row(const float* x, int64_t n) {
+    return sum_terms(n, [&](int64_t j) { return load(x + j); }, [&](int64_t j) { return x[j]; });
 }
-static inline float squares(const float* x, int n) {
-    return sum_terms(n, [&](int j) { vec v = load(x + j); return v * v; },
-                     [&](int j) { return x[j] * x[j]; });
+INLINE float squares(const float* x, int64_t n) {
+    return sum_terms(n, [&](int64_t j) { vec v = load(x + j); return v * v; },
+                     [&](int64_t j) { return x[j] * x[j]; });
 }
-static inline float dot(const float* x, const float* y, int n) {
-    return sum_terms(n, [&](int j) { return load(x + j) * load(y + j); },
-                     [&](int j) { return x[j] * y[j]; });
+INLINE float dot(const float* x, const float* y, int64_t n) {
+    return sum_terms(n, [&](int64_t j) { return load(x + j) * load(y + j); },
+                     [&](int64_t j) { return x[j] * y[j]; });
+}
+// The sum of term(j), whose numbers do not lie side by side.
+template <class F>
+INLINE float sum_scattered(int64_t n, F term) {
+    return sum_blocks(n, SCALAR_CHAIN, [&](int64_t j, int64_t end) {
+        float sum = 0;
+        for (; j < end; j++) sum += term(j);
+        return sum;
+    });
 }
 
-// part[j] = the sum over rows q from `first` to `end` of f(q, j), for j < n, where f(q, j, vec) gives
-// the terms of W columns and f(q, j, float) one; the sums stay in registers.
+// part[j] = the sum over rows q from `first` to `end`, for j < n, where f(q, j, sum) adds the terms
+// of W columns to a vector, or of one to a float; the sums stay in registers.
 template <class F>
-static inline void sum_columns(int first, int end, int n, float* part, F f) {
+INLINE void sum_columns(int first, int end, int n, float* part, F f) {
     int j = 0;
     for (; j + 2 * W <= n; j += 2 * W) {
         vec a = {}, b = {};
-        for (int q = first; q < end; q++) a += f(q, j, vec{}), b += f(q, j + W, vec{});
+        for (int q = first; q < end; q++) a = f(q, j, a), b = f(q, j + W, b);
         store(part + j, a), store(part + j + W, b);
     }
     for (; j + W <= n; j += W) {
         vec a = {};
-        for (int q = first; q < end; q++) a += f(q, j, vec{});
+        for (int q = first; q < end; q++) a = f(q, j, a);
         store(part + j, a);
     }
     for (; j < n; j++) {
         float a = 0;
-        for (int q = first; q < end; q++) a += f(q, j, 0.0f);
+        for (int q = first; q < end; q++) a = f(q, j, a);
         part[j] = a;
     }
 }
+// Adds the sums of blocks of rows, n columns each, as `sum_blocks` does, in buffer 1.
+struct ColumnSums {
+    const int n;
+    float* const parts;
+    int depth = 0;
+    int64_t block = 0;
+
+    // blocks: how many there will be.
+    ColumnSums(int n, int64_t blocks) : n(n), parts(buffer(1, size_t(n) * (1 + levels(blocks)))) {}
+    static int levels(int64_t blocks) { return blocks > 1 ? 1 + levels((blocks + 1) / 2) : 1; }
+    static int64_t blocks_of(int64_t rows) { return (rows + BLOCK - 1) / BLOCK; }
+
+    // Add rows, whose terms f(q, j, sum) adds as in `sum_columns`.
+    template <class F>
+    IN_CALLER inline void add(int64_t rows, F f) {
+        for (int64_t first = 0; first < rows; first += BLOCK) {
+            const int64_t end = first + BLOCK < rows ? first + BLOCK : rows;
+            sum_columns(first, end, n, parts + int64_t(depth++) * n, f);
+            merge_pairs(block++, [&] { merge(); });
+        }
+    }
+    void merge() {
+        const float* last = parts + int64_t(--depth) * n;
+        float* sums = parts + int64_t(depth - 1) * n;
+        INDEPENDENT
+        for (int j = 0; j < n; j++) sums[j] += last[j];
+    }
+    const float* total() {
+        while (depth > 1) merge();
+        return parts;
+    }
+};
 static inline void read(const float* p, vec& v) { v = load(p); }
 static inline void read(const float* p, float& v) { v = *p; }
 
@@ -51,43 +92,28 @@ static void reduce(const Op& op) {
     auto finish = [&](float t) { return NORM ? sqrtf(t) : t / divisor; };
     for (int64_t a = 0; a < n[0]; a++) {
         if (s[1] == 1 && n[1] > 1 && so[1] == 1) {  // sums of columns
-            float* sums = buffer(1, 2 * n[1]);
-            float* part = sums + n[1];
-            memset(sums, 0, 4 * n[1]);
-            for (int64_t r = 0; r < n[2]; r++)
-                for (int first = 0; first < n[3]; first += BLOCK) {
-                    const int end = first + BLOCK < n[3] ? first + BLOCK : n[3];
-                    const float* rows = x + a * s[0] + r * s[2];
-                    sum_columns(first, end, n[1], part, [&](int64_t q, int j, auto v) {
-                        read(rows + q * s[3] + j, v);
-                        return NORM ? v * v : v;
-                    });
-                    INDEPENDENT
-                    for (int j = 0; j < n[1]; j++) sums[j] += part[j];
-                }
-            for (int j = 0; j < n[1]; j++) y[a * so[0] + j] = finish(sums[j]);
+            ColumnSums sums(n[1], n[2] * ColumnSums::blocks_of(n[3]));
+            for (int64_t r = 0; r < n[2]; r++) {
+                const float* rows = x + a * s[0] + r * s[2];
+                sums.add(n[3], [&](int64_t q, int j, auto sum) {
+                    auto v = sum;
+                    read(rows + q * s[3] + j, v);
+                    return NORM ? fused(sum, v, v) : sum + v;
+                });
+            }
+            const float* total = sums.total();
+            for (int j = 0; j < n[1]; j++) y[a * so[0] + j] = finish(total[j]);
             continue;
         }
-        for (int64_t b = 0; b < n[1]; b++) {
-            float t = 0;
-            for (int64_t r = 0; r < n[2]; r++) {
+        for (int64_t b = 0; b < n[1]; b++)
+            y[a * so[0] + b * so[1]] = finish(sum_scattered(n[2], [&](int64_t r) {
                 const float* row = x + a * s[0] + b * s[1] + r * s[2];
-                if (s[3] == 1) {
-                    for (int first = 0; first < n[3]; first += 65536) {
-                        const int m = n[3] - first < 65536 ? n[3] - first : 65536;
-                        t += NORM ? squares(row + first, m) : sum_row(row + first, m);
-                    }
-                } else {
-                    float u = 0;
-                    for (int64_t q = 0; q < n[3]; q++) {
-                        float v = row[q * s[3]];
-                        u += NORM ? v * v : v;
-                    }
-                    t += u;
-                }
-            }
-            y[a * so[0] + b * so[1]] = finish(t);
-        }
+                if (s[3] == 1) return NORM ? squares(row, n[3]) : sum_row(row, n[3]);
+                return sum_scattered(n[3], [&](int64_t q) {
+                    const float v = row[q * s[3]];
+                    return NORM ? v * v : v;
+                });
+            }));
     }
 }
 
@@ -112,10 +138,13 @@ static void layer_norm(const Op& op) {
         float mean[W], rstd[W];
         store(mean, sum_rows(n, [&](int r, int j) { return load(x[r] + j); },
                              [&](int r, int j) { return x[r][j]; }) / float(n));
-        store(rstd, sum_rows(
+        const vec variance = sum_rows(
             n, [&](int r, int j) { vec v = load(x[r] + j) - mean[r]; return v * v; },
-            [&](int r, int j) { float v = x[r][j] - mean[r]; return v * v; }) / float(n) + eps);
+            [&](int r, int j) { float v = x[r][j] - mean[r]; return v * v; }) / float(n) + eps;
+        store(rstd, variance);
         for (int r = 0; r < W; r++) rstd[r] = 1.0f / sqrtf(rstd[r]);
+        // NaN where squares overflow: a norm of zeros would look sound.  The mean has time for it.
+        store(mean, fused(load(mean), variance, vec{}));
         memcpy(means + first, mean, 4 * count), memcpy(rstds + first, rstd, 4 * count);
         for (int r = 0; r < count; r++) {
             float* out = y + (int64_t(first) + r) * n;
@@ -139,9 +168,11 @@ static void layer_norm_gradient(const Op& op) {
     const float *means = (float*)op.p[5], *rstds = (float*)op.p[6], *gain = (float*)op.p[7];
     auto dy_at = [&](int64_t r) { return (float*)op.p[3] + row_at(r, op.i + 2, op.i + 8); };
     auto x_at = [&](int64_t r) { return (float*)op.p[4] + row_at(r, op.i + 2, op.i + 5); };
-    float *part = buffer(1, 2 * size_t(n)), *ones = part + n;
-    for (int j = 0; j < n; j++) ones[j] = 1;
-    if (!gain) gain = ones;
+    if (dx && !gain) {
+        float* ones = buffer(1, n);
+        for (int j = 0; j < n; j++) ones[j] = 1;
+        gain = ones;
+    }
     for (int64_t r = 0; r < rows && dx; r++) {
         const float *dy = dy_at(r), *x = x_at(r), mean = means[r], rstd = rstds[r];
         const float a = sum_terms(n, [&](int j) { return load(dy + j) * load(gain + j); },
@@ -153,25 +184,23 @@ static void layer_norm_gradient(const Op& op) {
         INDEPENDENT
         for (int j = 0; j < n; j++) out[j] = rstd * (dy[j] * gain[j] - a - b * (x[j] - mean));
     }
-    if (dgain) memset(dgain, 0, 4 * n);
-    if (dbias) memset(dbias, 0, 4 * n);
-    for (int first = 0; first < rows && (dgain || dbias); first += BLOCK) {
-        const int end = first + BLOCK < rows ? first + BLOCK : rows;
-        if (dgain) {
-            sum_columns(first, end, n, part, [&](int64_t r, int j, auto dy) {
-                auto x = dy;
-                read(dy_at(r) + j, dy), read(x_at(r) + j, x);
-                return dy * ((x - means[r]) * rstds[r]);
-            });
-            for (int j = 0; j < n; j++) dgain[j] += part[j];
-        }
-        if (dbias) {
-            sum_columns(first, end, n, part, [&](int64_t r, int j, auto dy) {
-                read(dy_at(r) + j, dy);
-                return dy;
-            });
-            for (int j = 0; j < n; j++) dbias[j] += part[j];
-        }
+    if (dgain) {
+        ColumnSums sums(n, ColumnSums::blocks_of(rows));
+        sums.add(rows, [&](int64_t r, int j, auto sum) {
+            auto x = sum, dy = sum;
+            read(dy_at(r) + j, dy), read(x_at(r) + j, x);
+            return fused(sum, dy, (x - means[r]) * rstds[r]);
+        });
+        memcpy(dgain, sums.total(), 4 * size_t(n));
+    }
+    if (dbias) {
+        ColumnSums sums(n, ColumnSums::blocks_of(rows));
+        sums.add(rows, [&](int64_t r, int j, auto sum) {
+            auto dy = sum;
+            read(dy_at(r) + j, dy);
+            return sum + dy;
+        });
+        memcpy(dbias, sums.total(), 4 * size_t(n));
     }
 }
 
@@ -187,8 +216,9 @@ static void softmax(const Op& op) {
             const float top = max_row(e, n);
             INDEPENDENT
             for (int j = 0; j < n; j++) e[j] = exp1(e[j] - top);
-            const float sum = sum_row(e, n), shift = top + logf(sum);
-            for (int64_t j = 0; j < n; j++) y[j * inner] = LOG ? x[j * s] - shift : e[j] / sum;
+            const float sum = sum_row(e, n), log_sum = logf(sum);
+            // x - (top + ln sum) would lose the digits of x - top if all of x are large.
+            for (int64_t j = 0; j < n; j++) y[j * inner] = LOG ? (x[j * s] - top) - log_sum : e[j] / sum;
         }
 }
 
@@ -209,7 +239,7 @@ static void softmax_gradient(const Op& op) {
                 for (int j = 0; j < n; j++)
                     dx[j] = LOG ? dy[j] - exp1(y[j]) * sum : y[j] * (dy[j] - sum);
             } else {
-                for (int64_t j = 0; j < n; j++) sum += LOG ? dy[j * sn] : dy[j * sn] * y[j * inner];
+                sum = sum_scattered(n, [&](int64_t j) { return LOG ? dy[j * sn] : dy[j * sn] * y[j * inner]; });
                 for (int64_t j = 0; j < n; j++)
                     dx[j * inner] = LOG ? dy[j * sn] - exp1(y[j * inner]) * sum
                                         : y[j * inner] * (dy[j * sn] - sum);

@@ -2,14 +2,14 @@
 #pragma once
 #include "table.h"
 
-static inline float bits(int32_t n) {
+INLINE float bits(int32_t n) {
     float x;
     memcpy(&x, &n, 4);
     return x;
 }
 
 // e^x, to 1 unit in the last place; 0, infinity and NaN as in the C library.
-static inline float exp1(float x) {
+INLINE float exp1(float x) {
     float y = x > 89.0f ? 89.0f : x;
     y = y < -104.0f ? -104.0f : y;
     float n = (y * 1.44269504f + 12582912.0f) - 12582912.0f;
@@ -25,8 +25,20 @@ static inline float exp1(float x) {
     return p * bits((half + 127) << 23) * bits((k - half + 127) << 23);
 }
 
+// e^x - 1 without cancellation: |x| below ln 2 / 2 has its own polynomial.
+INLINE float expm1_1(float x) {
+    float p = 1.9875691500e-4f;
+    p = p * x + 1.3981999507e-3f;
+    p = p * x + 8.3334519073e-3f;
+    p = p * x + 4.1665795894e-2f;
+    p = p * x + 1.6666665459e-1f;
+    p = p * x + 5.0000001201e-1f;
+    const float small = p * (x * x) + x;
+    return fabsf(x) < 0.34657359f ? small : exp1(x) - 1.0f;
+}
+
 // ln x of a normal number > 0, to 1 unit in the last place.
-static inline float log1(float x) {
+INLINE float log1(float x) {
     int32_t n;
     memcpy(&n, &x, 4);
     int32_t e = (n >> 23) - 126;
@@ -47,9 +59,9 @@ static inline float log1(float x) {
     return (m + p) + 0.693359375f * k;
 }
 
-static inline float sigmoid1(float x) { return 1.0f / (1.0f + exp1(-x)); }
+INLINE float sigmoid1(float x) { return 1.0f / (1.0f + exp1(-x)); }
 
-static inline float tanh1(float x) {
+INLINE float tanh1(float x) {
     float z = x * x;
     float p = -5.70498872745e-3f;
     p = p * z + 2.06390887954e-2f;
@@ -62,9 +74,8 @@ static inline float tanh1(float x) {
     return a < 0.625f ? small : large;
 }
 
-static inline float erf1(float x) {
-    float y = x > 3.832506856900711f ? 3.832506856900711f : x;
-    y = y < -3.832506856900711f ? -3.832506856900711f : y;
+INLINE float erf1(float x) {
+    const float a = fabsf(x), y = a > 3.832506856900711f ? 3.832506856900711f : a;
     float z = y * y;
     float p = 0.00022905065861350646f;
     p = p * z + 0.0034082910107109506f;
@@ -78,5 +89,6 @@ static inline float erf1(float x) {
     q = q * z + 0.11098505178285362f;
     q = q * z + 0.49746925110067538f;
     q = q * z + 1.0f;
-    return y * p / q;
+    const float ratio = y * p / q;  // may round beyond 1
+    return copysignf(ratio > 1.0f ? 1.0f : ratio, x);
 }

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from deepstack.fast.native import layouts
-from deepstack.fast.native.compiler import Kernels
 from deepstack.fast.native.layouts import UntranslatableError, need
+from deepstack.fast.native.library import Kernels
 from deepstack.fast.native.record import pack_record
 from deepstack.fast.recording import Call, TensorRef
 

@@ -99,7 +99,7 @@ def power(t: Translator, o: Operands) -> None:
 def clamp(t: Translator, o: Operands) -> None:
     low, high = o.arg(1, "min"), o.arg(2, "max")
     low, high = -math.inf if low is None else low, math.inf if high is None else high
-    need(is_number(low) and is_number(high))
+    need(is_number(low) and is_number(high) and not math.isnan(low) and not math.isnan(high))
     t.elementwise("clamp", o.out, o.args[0], constants=[low, high])
 
 

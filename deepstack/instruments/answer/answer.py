@@ -18,6 +18,7 @@ from deepstack.records.files import replace
 from deepstack.runs.conditions import Where
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import TASK
+from deepstack.runs.validation import of_one_validation
 
 # The charts that show each kind of answer: the first one that these runs allow.
 FIGURES = {
@@ -118,12 +119,13 @@ def answer(
     chosen = runs_of(runs).select(where, None, last)
     damage = {run: wrong for run in chosen if (wrong := run.damage())}
     readable = chosen.keep(lambda run: run not in damage, "none of these runs can be read")
+    readable, other = of_one_validation(readable)
     comparable = len({run.get(TASK) for run in readable}) < 2
     found = find(
         readable.results.values(), comparable=comparable, looks=looks_at(readable.by_study)
     )
     name, chart = figure_of(readable, found.kind)
-    left_out = tuple(f"run {run.name} is left out: {wrong}" for run, wrong in damage.items())
+    left_out = (*(f"run {run.name} is left out: {wrong}" for run, wrong in damage.items()), *other)
     return Answer(readable, " ".join(question.split()), found, name, chart, left_out)
 
 

@@ -22,8 +22,8 @@ from deepstack.instruments.answer.found import Found, More
 from deepstack.instruments.answer.methods import methods_of
 from deepstack.plots.chart import Chart, Options
 from deepstack.records import Run
+from deepstack.runs.best import bests_of
 from deepstack.runs.captions import shared_settings, title_of
-from deepstack.runs.learning import learning_of
 from deepstack.runs.outcomes import OUTCOME_WORDS, Result
 from deepstack.runs.result_table import result_table
 from deepstack.runs.runs import Runs
@@ -85,8 +85,8 @@ class Content:
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """A row for each setting and depth, at its best learning rate of several."""
-        cells = learning_of(self.runs.results.values())
-        several_rates = any(cell.rate is not None for cell in cells)
+        cells = bests_of(self.runs.results.values())
+        several_rates = any(cell.is_chosen for cell in cells)
         rows = []
         for cell in cells:
             ends = list(cell.by_seed.values())
@@ -96,7 +96,7 @@ class Content:
             counts = {word: outcomes.count(word) for word in dict.fromkeys(outcomes)}
             row: dict[str, Any] = {"setting": cell.label, "N": cell.depth}
             if several_rates:
-                row["best lr"] = None if cell.rate is None else cell.rate
+                row["best lr"] = cell.value if cell.is_chosen else None
                 row["edge"] = cell.edge
             row |= {"outcome": ", ".join(f"{n} {word}" for word, n in counts.items())}
             row |= {"n": loss.n, "val_loss": loss.value, "sd": loss.sd}
@@ -107,7 +107,7 @@ class Content:
     @cached_property
     def rate_rows(self) -> list[dict[str, Any]]:
         """The losses of settings by learning rates, if rates vary; else nothing."""
-        if not any(cell.rate is not None for cell in learning_of(self.runs.results.values())):
+        if not any(cell.is_chosen for cell in bests_of(self.runs.results.values())):
             return []
         return result_table(self.runs.results.values())
 

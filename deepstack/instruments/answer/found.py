@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from deepstack.base.text import counted, signed_text
 from deepstack.instruments.answer.looks import FIXED, Looks
-from deepstack.runs.learning import Learning
+from deepstack.runs import words
+from deepstack.runs.best import Best
 from deepstack.runs.statistics import Mean
 
-ROUNDING = 1e-6  # half of an interval below this part of the value is rounding
 MOST_NAMES = 4  # settings that a sentence names
 
 Kind = Literal["run", "settings", "depths", "rates"]
@@ -29,7 +27,7 @@ class More:
     reason: the end of a sentence that begins with the number of runs.
     """
 
-    cells: Sequence[Learning]
+    cells: Sequence[Best]
     seeds: int
     reason: str
     rates: Sequence[float] = ()
@@ -72,12 +70,6 @@ def joined(names: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def as_sentence(text: str) -> str:
-    """Return a text with a capital letter, unless it begins with the name of a setting."""
-    begins = text.split(" ")[0] in ("it", "at", "its", "the", "no")
-    return text[0].upper() + text[1:] if begins else text
-
-
 def some_names(names: Sequence[str]) -> str:
     """Return the first of these names as words, and the number of the others."""
     if len(names) <= MOST_NAMES:
@@ -90,25 +82,9 @@ def depths_text(depths: Sequence[int]) -> str:
     return f"N = {joined([str(depth) for depth in depths])}"
 
 
-def digits_of(mean: Mean) -> int:
-    """Return the decimals that show two digits of a mean's interval, or else of the mean."""
-    half = (mean.high - mean.low) / 2
-    scale = half if math.isfinite(half) and half > ROUNDING * abs(mean.value) else abs(mean.value)
-    if not math.isfinite(scale) or scale == 0:
-        return 3
-    return min(max(1 - math.floor(math.log10(scale)), 2), 5)
-
-
-def interval_text(mean: Mean, unit: str = "pairs of seeds", looks: Looks = FIXED) -> str:
+def interval_text(mean: Mean, unit: str = words.PAIRS, looks: Looks = FIXED) -> str:
     """Return '95 % interval 0.28 to 0.35, 5 pairs of seeds', or why there is none."""
-    number = counted(f"{{}} {unit}", mean.n)
-    if unit == "pairs of seeds" and mean.n == 1:
-        number = "1 pair of seeds"
-    if not math.isfinite(mean.low):
-        return f"{number}, no interval below {looks.least}"
-    digits = digits_of(mean)
-    low, high = (signed_text(end, digits) for end in (mean.low, mean.high))
-    return f"{looks.name} {low} to {high}, {number}"
+    return words.interval_text(mean, unit, name=looks.name, least=looks.least)
 
 
 def share_text(learnt: int, seeds: int) -> str | None:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from deepstack.instruments.answer.found import Found, More
 from deepstack.instruments.answer.looks import Looks
 from deepstack.instruments.answer.sentence import find
-from deepstack.runs.learning import Learning
 from deepstack.runs.outcomes import Result
 
 
@@ -74,15 +73,10 @@ def points_of(batch: Iterable[More]) -> Iterator[Point]:
     """Yield the runs of a batch, also those that exist; the seeds of its cells are paired."""
     for more in batch:
         for cell in more.cells:
-            rates = more.rates or (cell.tried if more.all_rates else [rate_of(cell)])
+            rates = more.rates or (cell.tried if more.all_rates else [cell.value])
             seeds = list(cell.by_seed) if more.rates else paired_seeds(more)
             depth = cell.depth if more.depth is None else more.depth
             yield from (Point(cell.label, depth, rate, seed) for rate in rates for seed in seeds)
-
-
-def rate_of(cell: Learning) -> float:
-    """Return the best learning rate, or the only one."""
-    return next(iter(cell.tried)) if cell.rate is None else cell.rate
 
 
 def paired_seeds(more: More) -> list[int]:

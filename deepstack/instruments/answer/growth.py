@@ -9,10 +9,9 @@ from itertools import pairwise
 
 from deepstack.instruments.answer.found import Found, More
 from deepstack.instruments.answer.looks import Looks
-from deepstack.instruments.answer.margins import Gap, far_seed_sentence, is_same
+from deepstack.instruments.answer.margins import Gap, far_seed_sentence
 from deepstack.instruments.answer.power import seeds_needed
-from deepstack.instruments.transfer.table import HIGHEST, LOWEST
-from deepstack.runs.learning import Learning
+from deepstack.runs.best import HIGHEST, LOWEST, Best
 
 WIDEST = 2  # ratio of two depths between which no further one is added
 MOST_RATES = 16  # of one setting and depth, beyond which none is added at an edge
@@ -22,7 +21,7 @@ OF_COUNTS = 0.2  # share of the error of who learns where; the comparison has th
 TO_LOOK = "would reach the next look"
 
 
-def grown(found: Found, cells: Sequence[Learning], gap: Gap | None, looks: Looks) -> Found:
+def grown(found: Found, cells: Sequence[Best], gap: Gap | None, looks: Looks) -> Found:
     """Return a statement on settings with the open questions of a growing study.
 
     cells: every setting and depth.
@@ -69,21 +68,21 @@ def grown(found: Found, cells: Sequence[Learning], gap: Gap | None, looks: Looks
     )
 
 
-def neighbours(cells: Sequence[Learning]) -> list[tuple[Learning, Learning]]:
+def neighbours(cells: Sequence[Best]) -> list[tuple[Best, Best]]:
     """Return the pairs of one setting's neighbouring depths, the less deep one first."""
-    by_setting: dict[str, list[Learning]] = {}
+    by_setting: dict[str, list[Best]] = {}
     for cell in sorted(cells, key=lambda cell: cell.depth):
         by_setting.setdefault(cell.label, []).append(cell)
     return [pair for every in by_setting.values() for pair in pairwise(every)]
 
 
-def halvings(shallow: Learning, deep: Learning) -> int:
+def halvings(shallow: Best, deep: Best) -> int:
     """Return the number of depths that would divide all of a range into parts of WIDEST at most."""
     ratio = math.log(deep.depth / shallow.depth, WIDEST)
     return 2 ** math.ceil(math.log2(ratio)) - 1 if ratio > 1 else 0
 
 
-def depths_between(cells: Sequence[Learning], seeds: int, looks: Looks) -> list[More]:
+def depths_between(cells: Sequence[Best], seeds: int, looks: Looks) -> list[More]:
     """Return the runs at a depth between two, a factor above WIDEST apart, where one alone learns.
 
     seeds: number of seeds of the new depth; its rates are those of the less deep neighbour.
@@ -93,43 +92,43 @@ def depths_between(cells: Sequence[Learning], seeds: int, looks: Looks) -> list[
         for shallow, deep in neighbours(cells)
         if looks.depths
         and deep.depth > WIDEST * shallow.depth
-        and all(any(one.outcome for one in cell.by_seed.values()) for cell in (shallow, deep))
+        and all(cell.is_judged for cell in (shallow, deep))
         and mostly_learns(shallow) != mostly_learns(deep)
     ]
 
 
-def middle(shallow: Learning, deep: Learning) -> int:
+def middle(shallow: Best, deep: Best) -> int:
     """Return the depth between two in logarithms."""
     return round(math.sqrt(shallow.depth * deep.depth))
 
 
-def mostly_learns(cell: Learning) -> bool:
+def mostly_learns(cell: Best) -> bool:
     """Return whether more than half of a setting's seeds learn."""
     return 2 * cell.learnt > cell.seeds
 
 
-def is_compared(cell: Learning, gap: Gap) -> bool:
+def is_compared(cell: Best, gap: Gap) -> bool:
     """Return whether a setting and depth is one of the two compared ones."""
-    return is_same(cell, gap.leader) or is_same(cell, gap.rival)
+    return cell.same_cell(gap.leader) or cell.same_cell(gap.rival)
 
 
-def missing(cell: Learning, cells: int, looks: Looks) -> int:
+def missing(cell: Best, cells: int, looks: Looks) -> int:
     """Return the least number of further seeds that show whether a setting learns; 0 if known."""
-    if not any(one.outcome for one in cell.by_seed.values()):
+    if not cell.is_judged:
         return 0
     return max(looks.lead(cells) - abs(2 * cell.learnt - cell.seeds), 0)
 
 
-def beyond_edge(cell: Learning) -> More | None:
+def beyond_edge(cell: Best) -> More | None:
     """Return the runs at rates beyond the best one, if it is at the edge and the setting learns."""
-    blind = any(one.outcome for one in cell.by_seed.values()) and not cell.learnt
-    if not cell.edge or cell.rate is None or blind or len(cell.tried) >= MOST_RATES:
+    blind = cell.is_judged and not cell.learnt
+    if not cell.edge or blind or len(cell.tried) >= MOST_RATES:
         return None
-    return More([cell], 0, TO_LOOK, rates_beyond(cell.rate, cell.edge, sorted(cell.tried)))
+    return More([cell], 0, TO_LOOK, rates_beyond(cell.value, cell.edge, sorted(cell.tried)))
 
 
 def until_look(
-    cells: Sequence[Learning],
+    cells: Sequence[Best],
     seeds: int,
     effect: float,
     deviation: float,

@@ -11,7 +11,7 @@ from deepstack.instruments.answer.commands import is_of_deepstack, values
 from deepstack.instruments.answer.found import Found, joined
 from deepstack.records import Run
 from deepstack.runs.captions import depth_words
-from deepstack.runs.outcomes import CLEAR
+from deepstack.runs.outcomes import LEARNT
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import LR, SCHEME, SEED, STEPS, TASK, scheme_label
 
@@ -60,9 +60,8 @@ def methods_of(runs: Runs, found: Found, keys: Mapping[str, str]) -> str:
         "weights and the order of batches."
     )
     sentences.append(
-        "Losses are means over held-out batches at the end of training; a run counts as learning "
-        f"from context if its loss is more than {CLEAR} nats below the one of the best predictor "
-        "without context on the same positions, and below its own at step 0."
+        "Losses are means over one held-out set at the end of training; a run counts as learning "
+        f"from context if, of its loss, {LEARNT}."
     )
     sentences += found.sure
     sentences.append(software(runs))

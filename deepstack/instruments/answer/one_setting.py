@@ -7,25 +7,25 @@ from collections.abc import Sequence
 from deepstack.base.text import counted
 from deepstack.instruments.answer.found import MOST_NAMES, Found, More, interval_text, share_text
 from deepstack.instruments.answer.looks import FIXED, Looks
-from deepstack.instruments.answer.margins import nats
+from deepstack.runs.best import Best
 from deepstack.runs.intervals import LEAST_SEEDS
-from deepstack.runs.learning import Learning
-from deepstack.runs.outcomes import CLEAR, Result
+from deepstack.runs.outcomes import Result
 from deepstack.runs.statistics import Mean, mean_of
+from deepstack.runs.words import nats
 
 CONTEXT = "a predictor without context"
 UNTRAINED = "its untrained stack, which begins below a predictor without context"
 
 
-def about_one(cell: Learning, looks: Looks = FIXED) -> Found:
+def about_one(cell: Best, looks: Looks = FIXED) -> Found:
     """Return the statement on the seeds of one setting at one depth.
 
     looks: of a growing study, whose verdict is the count of seeds that learn.
     """
     ends = list(cell.by_seed.values())
     name = f"{cell.label} with {cell.depth} layers"
-    if cell.rate is not None:
-        name += f", at its best rate ({cell.rate_text}),"
+    if cell.is_chosen:
+        name += f", at its best rate ({cell.value_text}),"
     sure = list(filter(None, [share_text(cell.learnt, cell.seeds)]))
     more, few = None, cell.seeds < LEAST_SEEDS
     if few:
@@ -44,27 +44,29 @@ def about_one(cell: Learning, looks: Looks = FIXED) -> Found:
     if looks.repeated or few:
         text = f"{name} {seeds}: it ends {distance(gain, reference_of(ends))} ({numbers})"
         return Found("run", f"{text}.", False, sure, more=more)
-    text, decided = verdict_of(name, gain, reference_of(ends))
+    clear = max(one.clear for one in ends)
+    text, decided = verdict_of(name, gain, reference_of(ends), clear)
     rest = f"; it {seeds}" if decided and 0 < cell.learnt < cell.seeds else ""
     return Found("run", f"{text} ({numbers}){rest}.", decided, sure, more=more)
 
 
-def verdict_of(name: str, gain: Mean, reference: str) -> tuple[str, bool]:
+def verdict_of(name: str, gain: Mean, reference: str, clear: float) -> tuple[str, bool]:
     """Return the clause that a 95 % interval allows, and whether it decides anything.
 
     gain: distance of the losses below the reference, in nats.
+    clear: distance from which on a run has learnt (`Result.clear`).
 
-    The interval lies above 0, below 0, within CLEAR of 0, or decides nothing.
+    The interval lies above 0, below 0, within `clear` of 0, or decides nothing.
     """
     text = f"it ends {distance(gain, reference)}"
-    if gain.low > 0 and gain.value > CLEAR:
+    if gain.low > 0 and gain.value > clear:
         return f"{name} learns from context: {text}", True
     if gain.low > 0:
-        return f"{name} learns less than the {CLEAR} nats that count as learning: {text}", True
+        return f"{name} learns less than the {clear:g} nats that count as learning: {text}", True
     if gain.high < 0:
         return f"{name} does not learn from context: {text}", True
-    if -CLEAR <= gain.low and gain.high <= CLEAR:
-        level = f"it ends level, within {CLEAR} nats, with {reference}"
+    if -clear <= gain.low and gain.high <= clear:
+        level = f"it ends level, within {clear:g} nats, with {reference}"
         return f"{name} has learned nothing from context: {level}", True
     return f"Undecided: the interval of {name} includes 0: {text}", False
 
@@ -88,7 +90,7 @@ def reference_of(ends: Sequence[Result]) -> str:
     return UNTRAINED if 2 * len(lower) > len(ends) else CONTEXT
 
 
-def shares_sentence(cells: Sequence[Learning]) -> str:
+def shares_sentence(cells: Sequence[Best]) -> str:
     """Return the sentence on the parts of what can be learnt of settings, or ''."""
     known = [(one.label, mean_of([end.share for end in one.by_seed.values()])) for one in cells]
     parts = [f"{label} {100 * share.value:.0f} %" for label, share in known if share.n]

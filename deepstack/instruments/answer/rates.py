@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 
 from deepstack.base.text import counted, signed_text
-from deepstack.instruments.answer.found import Found, More, as_sentence, depths_text
+from deepstack.instruments.answer.found import Found, More, depths_text
 from deepstack.instruments.answer.growth import MOST_RATES, rates_beyond, until_look
 from deepstack.instruments.answer.looks import FIXED, Looks
 from deepstack.instruments.answer.power import seeds_needed
-from deepstack.instruments.transfer.table import Losses, Transfer, transfer
+from deepstack.instruments.transfer.table import Transfer, losses_of, transfer
+from deepstack.runs.best import Best
 from deepstack.runs.intervals import LEAST_SEEDS, Interval, student
-from deepstack.runs.learning import Learning, rate_sentence
+from deepstack.runs.words import as_sentence, rate_sentence
 
 MOST_RUNS = 200  # beyond this number no further runs are advised
 METHOD = (
@@ -22,24 +23,7 @@ METHOD = (
 )
 
 
-def losses_of(cells: Sequence[Learning]) -> Losses:
-    """Return the final losses of one setting at the depths with two rates or more."""
-    return {
-        cell.depth: {
-            rate: {seed: finite_or_infinite(one.final_loss) for seed, one in by_seed.items()}
-            for rate, by_seed in cell.tried.items()
-        }
-        for cell in cells
-        if len(cell.tried) > 1
-    }
-
-
-def finite_or_infinite(loss: float) -> float:
-    """Return a finite loss, or infinity."""
-    return loss if math.isfinite(loss) else math.inf
-
-
-def movement(settings: dict[str, list[Learning]], most: int, looks: Looks = FIXED) -> Found | None:
+def movement(settings: dict[str, list[Best]], most: int, looks: Looks = FIXED) -> Found | None:
     """Return whether the best rate moves with depth; None without rates at two depths.
 
     settings: the seeds of each depth by setting.
@@ -48,7 +32,7 @@ def movement(settings: dict[str, list[Learning]], most: int, looks: Looks = FIXE
     """
     results: dict[str, Transfer] = {}
     for label, cells in settings.items():
-        losses = losses_of(cells)
+        losses = losses_of(one.cell for one in cells if one.is_chosen)
         if len(losses) > 1:
             seeds = set.intersection(*(set(s) for at in losses.values() for s in at.values()))
             if seeds:
@@ -121,7 +105,7 @@ def clause_of(label: str, result: Transfer, exponent: Interval | None, looks: Lo
 
 
 def runs_that_decide(
-    label: str, cells: Sequence[Learning], result: Transfer, looks: Looks
+    label: str, cells: Sequence[Best], result: Transfer, looks: Looks
 ) -> More | None:
     """Return the runs that would decide the movement of one setting's best rate."""
     several = with_rates(cells)
@@ -137,12 +121,12 @@ def runs_that_decide(
     return More(several, max(wanted - seeds, 1), reason, all_rates=True)
 
 
-def with_rates(cells: Sequence[Learning]) -> list[Learning]:
+def with_rates(cells: Sequence[Best]) -> list[Best]:
     """Return the depths with two rates or more."""
     return [cell for cell in cells if len(cell.tried) > 1]
 
 
-def beyond_edges(label: str, cells: Sequence[Learning], result: Transfer) -> More:
+def beyond_edges(label: str, cells: Sequence[Best], result: Transfer) -> More:
     """Return the runs at rates beyond the first best rate that lies at an edge."""
     edge = next(best for best in result.best if not best.inside)
     cells = [cell for cell in cells if cell.depth == edge.depth]
@@ -160,7 +144,7 @@ def spread_of(result: Transfer) -> tuple[int, float]:
     return seeds, half / student(seeds) * math.sqrt(seeds)
 
 
-def batch_of(cells: Sequence[Learning], result: Transfer, looks: Looks) -> More | None:
+def batch_of(cells: Sequence[Best], result: Transfer, looks: Looks) -> More | None:
     """Return the runs of a growing study up to the next look at one setting's exponent."""
     several = with_rates(cells)
     if result.exponent is None:

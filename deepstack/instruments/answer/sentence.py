@@ -10,7 +10,6 @@ from deepstack.base.text import counted, value_text
 from deepstack.instruments.answer.found import (
     MOST_NAMES,
     Found,
-    as_sentence,
     depths_text,
     joined,
     share_text,
@@ -21,18 +20,18 @@ from deepstack.instruments.answer.looks import FIXED, SEEDS, Looks
 from deepstack.instruments.answer.margins import (
     Gap,
     between_clause,
+    gap_clause,
     gap_of,
-    margin_clause,
-    nats,
     one_rate_caveats,
     runs_that_decide,
 )
 from deepstack.instruments.answer.one_setting import about_one, shares_sentence
 from deepstack.instruments.answer.power import MOST_SEEDS
 from deepstack.instruments.answer.rates import movement
-from deepstack.runs.learning import Learning, learning_of
+from deepstack.runs.best import Best, bests_of
 from deepstack.runs.outcomes import Result
 from deepstack.runs.settings import require
+from deepstack.runs.words import as_sentence, nats
 
 T_TEST = (
     "The interval is Student's t over the differences of runs with equal seeds: if these are "
@@ -54,9 +53,9 @@ def find(results: Iterable[Result], *, comparable: bool = True, looks: Looks = F
 
     Raises NothingMatchedError if no run has ended with a validation loss, or diverged.
     """
-    cells = learning_of(results)
+    cells = bests_of(results)
     require(cells, "no finished run has a validation loss, so there is nothing to answer with")
-    settings: dict[str, list[Learning]] = {}
+    settings: dict[str, list[Best]] = {}
     for cell in cells:
         settings.setdefault(cell.label, []).append(cell)
     if found := movement(settings, MOST_NAMES, looks):
@@ -81,9 +80,7 @@ def named(found: Found, looks: Looks) -> Found:
     return replace(found, sentence=f"{found.sentence.removesuffix('.')}; {text}.")
 
 
-def about_several(
-    settings: dict[str, list[Learning]], depths: Sequence[int], gap: Gap | None
-) -> Found:
+def about_several(settings: dict[str, list[Best]], depths: Sequence[int], gap: Gap | None) -> Found:
     """Return the statement on several settings, depths or both: who learns where, and the margin.
 
     The margin is the difference of the two best settings at the greatest depth; of one setting,
@@ -92,11 +89,10 @@ def about_several(
     one_depth = len(depths) == 1
     every = [cell for cells in settings.values() for cell in cells]
     judged = {
-        label: cells
-        for label, cells in settings.items()
-        if all(any(r.outcome for r in cell.by_seed.values()) for cell in cells)
+        label: cells for label, cells in settings.items() if all(cell.is_judged for cell in cells)
     }
-    margin, is_clear = margin_clause(gap, len(depths) > 1) if gap else ("", True)
+    margin = gap_clause(gap, len(depths) > 1) if gap else ""
+    is_clear = gap is None or gap.is_clear
     where = where_clauses(judged, one_depth) if judged else ""
     clauses = [margin, where] if one_depth else [where, margin]
     optimizers, schemes = one_rate_caveats(gap) if gap else ("", "")
@@ -109,7 +105,7 @@ def about_several(
     sure = [gap.looks.sentence if gap and gap.looks.repeated else T_TEST] * has_interval
     if gap and gap.others > 1:
         sure.append(f"The best of {gap.others + 1} settings is compared with each other one.")
-    if gap and any(cell.rate is not None for cell in every):
+    if gap and any(cell.is_chosen for cell in every):
         sure.append(EACH_RATE if gap.looks.repeated else CHOSEN)
     sure += filter(None, [schemes])
     agreeing = [cell for cell in every if cell.learnt in (0, cell.seeds)]
@@ -123,7 +119,7 @@ def about_several(
 
 
 def compared_cells(
-    settings: dict[str, list[Learning]], depths: Sequence[int], looks: Looks
+    settings: dict[str, list[Best]], depths: Sequence[int], looks: Looks
 ) -> Gap | None:
     """Return the two cells whose losses are compared, or None if two do not have finite ones."""
     if len(settings) > 1:
@@ -144,9 +140,9 @@ def nothing_more(gap: Gap) -> str:
     )
 
 
-def where_clauses(settings: dict[str, list[Learning]], one_depth: bool) -> str:
+def where_clauses(settings: dict[str, list[Best]], one_depth: bool) -> str:
     """Return who learns where: settings that learn at the same depths share a clause."""
-    rates = any(cell.rate is not None for cells in settings.values() for cell in cells)
+    rates = any(cell.is_chosen for cells in settings.values() for cell in cells)
     if one_depth:
         return one_depth_clauses([cells[0] for cells in settings.values()], rates)
     patterns: dict[tuple[tuple[int, int, int], ...], list[str]] = {}
@@ -167,15 +163,15 @@ def where_clauses(settings: dict[str, list[Learning]], one_depth: bool) -> str:
     return f"{'; '.join(clauses)} ({depths_text(depths)}, {counts}{each}{rate})"
 
 
-def one_depth_clauses(cells: Sequence[Learning], rates: bool) -> str:
+def one_depth_clauses(cells: Sequence[Best], rates: bool) -> str:
     """Return who learns at the one depth: 'DeepNorm learns (3 of 3 seeds)'."""
-    groups: dict[tuple[int, int], list[Learning]] = {}
+    groups: dict[tuple[int, int], list[Best]] = {}
     for cell in cells:
         groups.setdefault((cell.learnt, cell.seeds), []).append(cell)
     clauses = []
     for (learnt, seeds), members in sorted(groups.items(), key=lambda one: -one[0][0] / one[0][1]):
         names = [
-            cell.label + (f" at its best rate ({cell.rate_text})" if cell.rate is not None else "")
+            cell.label + (f" at its best rate ({cell.value_text})" if cell.is_chosen else "")
             for cell in members
         ]
         several = len(names) > 1

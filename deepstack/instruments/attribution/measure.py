@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from deepstack import config as conf
 from deepstack.config.instruments import Columns
 from deepstack.diagnostics.instrument import Instrument, Row, RunState
-from deepstack.diagnostics.update import evaluating
+from deepstack.diagnostics.update import evaluating, measuring, token_distance
 from deepstack.fast import ReplayedPass
 from deepstack.instruments.attribution.settings import AttributionSettings
 from deepstack.model import Transformer
@@ -41,9 +41,10 @@ class Attribution(Instrument, name="attribution"):
         parts, start = parts_of(state.built), state.update.initial
         origin = own_settings(state).attribution_from
         hidden = self.hidden_of(state)
-        row = attribute(state.built, state.initial, state.inputs, parts, start, origin, hidden)
+        with state.model.with_fast_paths():  # as F_0 and F_t of steps.csv
+            row = attribute(state.built, state.initial, state.inputs, parts, start, origin, hidden)
         # Use the probe's values after the step, so that the number equals the one in steps.csv.
-        row[WHOLE] = distance(state.update.previous - start)
+        row[WHOLE] = token_distance(state.update.previous - start)
         return row
 
     def hidden_of(self, state: RunState) -> HiddenFunction:
@@ -176,10 +177,10 @@ def attribute(
             put(changed, mixed)
             moved = hidden(tokens) if changed else unmoved
             put(changed, first)
-            values[part.name] = distance(moved - unmoved)
+            values[part.name] = token_distance(moved - unmoved)
         if model.schemes[0].changes_by_step:
             put(banks, initial)
-            values[SCHEDULE] = distance(hidden(tokens) - start)
+            values[SCHEDULE] = token_distance(hidden(tokens) - start)
     return values
 
 
@@ -193,7 +194,7 @@ def first_order(
     """
     vectors: dict[str, Tensor] = {}
     model, banks = built.model, built.banks.all
-    with restored(banks) as present, torch.no_grad(), evaluating(model), model.unfused():
+    with restored(banks) as present, torch.no_grad(), measuring(model):
         put(banks, initial)
         moved = {bank.key: present[bank.key] - bank.values() for bank in banks}
         zero = {key: torch.zeros_like(value) for key, value in moved.items()}
@@ -202,7 +203,7 @@ def first_order(
             tangents = {b.key: part.put_in(b, zero[b.key], moved[b.key]) for b in mine}
             vectors[part.name] = push_forward(model, mine, tangents, tokens)
     total = reduce(torch.add, [vectors[part.name] for part in parts if part.role is not None])
-    return {name: distance(vector) for name, vector in (vectors | {WHOLE: total}).items()}
+    return {name: token_distance(vector) for name, vector in (vectors | {WHOLE: total}).items()}
 
 
 def push_forward(
@@ -232,8 +233,3 @@ class Hidden(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.model.hidden(tokens)
-
-
-def distance(moved: Tensor) -> Tensor:
-    """Return the mean over tokens of ‖·‖₂, the norm of the model update."""
-    return moved.norm(dim=-1).mean()

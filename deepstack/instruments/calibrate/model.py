@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from deepstack.base.errors import ConfigError
 from deepstack.instruments.calibrate.exponents import DepthExponents, interpolated_factors
 from deepstack.instruments.probe.groups import Groups, names_by_group
-from deepstack.instruments.probe.model import Hidden
+from deepstack.instruments.probe.model import ExternalModel, Hidden
 from deepstack.instruments.probe.probe import Probe
 from deepstack.records import Run
 
@@ -74,10 +74,11 @@ def calibrate_model(
     lr: a small constant rate; half of it is measured too.
     out: the folder of the runs is <out>_before and <out>_after.
     optimizer: called with parameter groups that have a rate.
-    hidden: see `deepstack.probe`.
+    hidden: see `deepstack.probe`; without it the model's output must be as wide as its layers.
     check: also measure with the factors.
 
-    Raises ConfigError for fewer than two depths, and if the folder holds runs.
+    Raises ConfigError for fewer than two depths, for logits in place of F, and if the folder holds
+    runs.
     """
     chosen, at = (tuple(sorted(set(numbers))) for numbers in (depths, steps))
     if len(chosen) < 2:
@@ -87,6 +88,8 @@ def calibrate_model(
 
     def run(suffix: str, depth: int, seed: int, rate: float, factors: Mapping[str, float]) -> Run:
         model, batch, loss = build(depth, seed)
+        if hidden is None:
+            refuse_logits(model, batch)
         trainer = optimizer(grouped(model, groups, rate, factors))
         with Probe(
             model,
@@ -117,6 +120,20 @@ def calibrate_model(
     factors = {depth: measured.factors(depth) for depth in chosen}
     after = [run("after", depth, seed, lr, factors[depth]) for depth, seed in cells]
     return replace(measured, after=after)
+
+
+def refuse_logits(model: nn.Module, batch: Any) -> None:
+    """Raise ConfigError unless the model returns a hidden state, as wide as its layers' stream."""
+    try:
+        ExternalModel(model, batch, None, None)
+    except ConfigError as error:
+        if not str(error).startswith("layers:"):
+            raise
+        raise ConfigError(
+            "hidden: without layers that pass on one stream, the model's output may be logits; "
+            "name the module whose output is F, as in hidden='norm', or give "
+            "hidden=lambda model, batch: model(batch)"
+        ) from error
 
 
 def grouped(

@@ -2,9 +2,6 @@
 
 import inspect
 import math
-import re
-import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle
@@ -18,7 +15,8 @@ from torch import Tensor, nn
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import unknown
 from deepstack.instruments.conform.reference import STEP, Reference, double_precision
-from deepstack.instruments.conform.weights import Key, Piece, Weights, at_layer, pieces_of
+from deepstack.instruments.conform.weights import PATTERN, Key, Piece, Weights, at_layer, pieces_of
+from deepstack.model.user_code import guarded, run_file
 
 Patterns = str | Sequence[str]
 BIASES = ("q.bias", "k.bias", "v.bias", "o.bias", "w1.bias", "w2.bias", "w3.bias")
@@ -70,45 +68,53 @@ class Block:
         seed: of torch, before the block is built; None: a fixed one.
         """
         if self.residual is not None:
-            return residual_stack(self.residual, reference)
+            with guarded(f"{self.name}: residual"):
+                stack = residual_stack(self.residual, reference)
+            stack.run = self.watched(stack, stack.stack, "residual(x, G)")
+            return stack
         module = self.module(reference, seed)
+        own = Weights(module, module, self._pieces(module, reference))
+        own.run = self.watched(own, module, "module(x)")
+        for key in reference.entries.keys() - own.pieces.keys():
+            if reference.entries[key].role == "bias":
+                reference.assign(key, torch.zeros(reference.size(key), dtype=torch.float64))
+        return own
+
+    def watched(
+        self, weights: Weights, module: Callable[..., Any], call: str
+    ) -> Callable[[Tensor], Tensor]:
+        """Return x_0 -> F by a call of the user's code, which notes whether it changes x_0."""
 
         def run(x: Tensor) -> Tensor:
-            try:
-                y = module(x)
-            except Exception as error:
-                raise ConfigError(f"{self.name}: module(x): {problem_in(error)}") from error
+            given = x.clone()  # the code may write into it
+            with guarded(f"{self.name}: {call}"):
+                y = module(given)
             y = y if isinstance(y, Tensor) else y[0]
             if y.shape != x.shape:
                 raise ConfigError(
                     f"{self.name}: the module returned {tuple(y.shape)} for x of {tuple(x.shape)}; "
                     "allowed F of the same shape, the stream after the last layer and final norm"
                 )
-            return y
+            weights.input_change = max(weights.input_change, relative_change(given, x))
+            return y.clone() if y is given else y
 
-        own = Weights(module, run, self._pieces(module, reference))
-        for key in reference.entries.keys() - own.pieces.keys():
-            if reference.entries[key].role == "bias":
-                reference.assign(key, torch.zeros(reference.size(key), dtype=torch.float64))
-        return own
+        return run
 
     def module(self, reference: Reference, seed: int | None = None) -> nn.Module:
         """Return the module at the reference's depth and sizes, in double precision."""
         assert self.build is not None
         model, depth = reference.config.model, reference.depth
         torch.manual_seed(0 if seed is None else seed)
-        try:
-            with double_precision():
-                module = self.build(depth, model.d_model, model.n_heads, model.d_ff)
-        except Exception as error:
-            raise ConfigError(f"{self.name}: build({depth}, …): {problem_in(error)}") from error
+        with guarded(f"{self.name}: build({depth}, …)"), double_precision():
+            module = self.build(depth, model.d_model, model.n_heads, model.d_ff)
         if not isinstance(module, nn.Module):
             raise ConfigError(
                 f"{self.name}: build returned {type(module).__name__}; allowed a torch.nn.Module"
             )
         module = module.double().eval()
         if self.at_step is not None:
-            self.at_step(module, STEP)
+            with guarded(f"{self.name}: at_step"):
+                self.at_step(module, STEP)
         return module
 
     def expanded(self, reference: Reference) -> "Block":
@@ -141,10 +147,37 @@ class Block:
         for name, layer in reference.entries:
             if name in patterns:
                 where = f"{self.name}: PARAMETERS[{name!r}]"
+                refuse_computed(patterns[name], module, layer, where)
                 parts = pieces_of(patterns[name], named, layer, where)
                 refuse_shape(parts, reference.entries[name, layer].shape, where)
                 pieces[name, layer] = parts
         return pieces
+
+
+def refuse_computed(patterns: Patterns, module: nn.Module, layer: int, where: str) -> None:
+    """Raise ConfigError for the name of a tensor that a module computes, as weight norm does."""
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        match = PATTERN.fullmatch(at_layer(pattern, layer).strip())
+        if match is None:
+            continue
+        path, _, leaf = match["name"].rpartition(".")
+        try:
+            owner = module.get_submodule(path)
+        except AttributeError:
+            continue
+        if leaf not in owner._parameters and isinstance(getattr(owner, leaf, None), Tensor):
+            own = [name for name, _ in owner.named_parameters()]
+            made_of = f"computed from {' and '.join(own)}" if own else "no parameter"
+            raise ConfigError(
+                f"{where}: {match['name']} is {made_of}; conform sets the matrix itself, so build "
+                "the module without weight norm or another parametrization of it"
+            )
+
+
+def relative_change(now: Tensor, before: Tensor) -> float:
+    """Return ‖now − before‖ / ‖before‖ of an input, the number that stays 0 if none writes it."""
+    with torch.no_grad():
+        return float((now - before).norm() / before.norm())
 
 
 def refuse_shape(parts: Sequence[Piece], shape: tuple[int, ...], where: str) -> None:
@@ -167,7 +200,7 @@ def undeclared(weights: Weights) -> list[str]:
     return [name for name, p in weights.module.named_parameters() if p not in declared]
 
 
-def residual_stack(function: Callable[..., Tensor], reference: Reference) -> Weights:
+def residual_stack(function: Callable[..., Tensor], reference: Reference) -> Reference:
     """Return the reference's stack with a user's function in the place of `Scheme.residual`.
 
     The function gets, by name: x, G, norm (the first), norms (all), layer, depth, sublayer, and
@@ -236,29 +269,3 @@ def load_block(source: Any, parameters: Mapping[str, Patterns] | None = None) ->
             "the module; deepstack conform --scheme NAME --template prints them"
         )
     return block
-
-
-def run_file(path: Path) -> ModuleType:
-    """Run a Python file and return its module.  Raises ConfigError if it cannot be run."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    module = ModuleType(f"conform_{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}")
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module
-    sys.path.insert(0, str(path.resolve().parent))
-    try:
-        exec(compile(content, str(path), "exec"), module.__dict__)
-    except Exception as error:
-        raise ConfigError(f"{path}: {problem_in(error)}") from error
-    finally:
-        sys.path.pop(0)
-    return module
-
-
-def problem_in(error: BaseException) -> str:
-    """Return `file:line: ValueError: …`: the innermost line of the traceback, and the message."""
-    frames = traceback.extract_tb(error.__traceback__)
-    at = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
-    return f"{at}{type(error).__name__}: {error}"

@@ -4,105 +4,21 @@ Each hypothesis is the reference with one fault.  Some have a constant, which is
 whose F equals the block's within the tolerance is the cause; simple faults come first.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deepstack.base.errors import DeepstackError
 from deepstack.instruments.conform import mutations as change
-from deepstack.instruments.conform.compare import distance
 from deepstack.instruments.conform.equations import equations
-from deepstack.instruments.conform.mutations import Place
+from deepstack.instruments.conform.hypothesis import STARTS, Hypothesis, inside_of, scopes
 from deepstack.instruments.conform.reference import Reference, place, scheme_place
-from deepstack.model.activations import ACTIVATIONS
-from deepstack.model.attention import Attention
-from deepstack.model.feed_forward import FeedForward
-from deepstack.model.sublayers import LinearMaps
+from deepstack.instruments.conform.sublayer_causes import inside, layouts
 from deepstack.schemes import NORMS, SCHEMES, hyper_connections
 
-STARTS = (1.0, 0.25, 4.0)
 EPSILONS = (1e-12, 1e-8, 1e-6, 1e-5, 1e-3, 0.0)
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """The reference with one fault.
-
-    key: of the fault.
-    text: the fault in words; {c} is its constant.
-    line: file:line of the reference.
-    run: (x, c) -> F.
-    starts: where the fit of c begins; none: no constant.
-    """
-
-    key: str
-    text: str
-    line: str
-    run: Callable[[Tensor, float], Tensor]
-    starts: Sequence[float] = ()
-
-
-def matched(one: Hypothesis, x: Tensor, found: Tensor, tolerance: float) -> tuple[bool, float]:
-    """Return whether the hypothesis gives F as the block has it, and with which constant."""
-    try:
-        with torch.no_grad():
-            if not one.starts:
-                return distance(one.run(x, 1.0), found) <= tolerance, 1.0
-            for start in one.starts:
-                c = fitted(lambda c: one.run(x, c), found, start)
-                if distance(one.run(x, c), found) <= tolerance and abs(c - 1) > 1e-7:
-                    return True, c
-    except (RuntimeError, TypeError, ValueError, AttributeError, DeepstackError):
-        pass  # the fault is none that this scheme can have
-    return False, 1.0
-
-
-def fitted(run: Callable[[float], Tensor], found: Tensor, c: float) -> float:
-    """Return the constant that brings run(c) next to the block's F, by Gauss and Newton.
-
-    At the cause this converges quadratically; it ends where the distance no longer halves.
-    """
-    last = float("inf")
-    for turn in range(25):
-        step = 1e-5 * max(1.0, abs(c))
-        rest = run(c) - found
-        size = float(rest.norm())
-        if (
-            not size < 1e300
-            or size <= 1e-13 * float(found.norm())
-            or (turn > 3 and 2 * size > last)
-        ):
-            break
-        slope = (run(c + step) - run(c - step)) / (2 * step)
-        square = float((slope * slope).sum())
-        if not square:
-            break
-        last, c = size, c - float((slope * rest).sum()) / square
-    return c
-
-
-def scopes(reference: Reference) -> Iterator[tuple[str, list[Place]]]:
-    """Yield sets of sublayers in words: all, one kind, one layer."""
-    N = reference.depth
-    kinds = reference.stack.schemes[0].sublayers
-    layers = range(1, N + 1)
-    yield "", [(n, kind) for n in layers for kind in kinds]
-    for kind in kinds:
-        yield f" of the {kind.replace('_', '-')}", [(n, kind) for n in layers]
-    if N > 1:
-        yield " of the last layer", [(N, kind) for kind in kinds]
-        yield " of the first layer", [(1, kind) for kind in kinds]
-        yield " of all layers but the first", [(n, kind) for n in layers[1:] for kind in kinds]
-        yield " of all layers but the last", [(n, kind) for n in layers[:-1] for kind in kinds]
-    for kind in kinds if N > 1 else ():
-        yield f" of the last layer's {kind.replace('_', '-')}", [(N, kind)]
-        yield f" of the first layer's {kind.replace('_', '-')}", [(1, kind)]
 
 
 def hypotheses(reference: Reference) -> Iterator[Hypothesis]:
@@ -111,21 +27,10 @@ def hypotheses(reference: Reference) -> Iterator[Hypothesis]:
     yield from missing_norms(reference)
     yield from norm_formulas(reference)
     yield from inside(reference)
+    yield from layouts(reference)
     yield from mixing(reference)
     yield from wirings(reference)
     yield from depths(reference)
-
-
-def inside_of(
-    reference: Reference, context: Callable[[float], AbstractContextManager[None]]
-) -> Callable[[Tensor, float], Tensor]:
-    """Return (x, c) -> F of the reference in a context."""
-
-    def run(x: Tensor, c: float) -> Tensor:
-        with context(c):
-            return reference.run(x)
-
-    return run
 
 
 def coefficients(reference: Reference) -> Iterator[Hypothesis]:
@@ -238,61 +143,6 @@ def norm_formulas(reference: Reference) -> Iterator[Hypothesis]:
 
             run = inside_of(reference, formula)
             yield Hypothesis(f"{key}{words}", f"{text}{words}", line, run)
-
-
-def inside(reference: Reference) -> Iterator[Hypothesis]:
-    """Yield faults inside attention and feed-forward."""
-    maps = {"attention": ("qkv", "o"), "feed_forward": ("w1", "w13", "w2")}
-    run = partial(inside_of, reference)
-    everywhere = next(iter(scopes(reference)))[1]
-    attention, line = place(Attention.forward), place(LinearMaps.apply_map)
-    bias_scopes = [
-        ("o and w2", ("o", "w2")), ("o", ("o",)), ("w2", ("w2",)), ("w1", ("w1", "w13")),
-        ("q, k and v", ("qkv",)), ("all maps", sum(maps.values(), ())),
-    ]  # fmt: skip
-    for words, names in bias_scopes:
-
-        def bias(c: float, names: Any = names) -> Any:
-            return change.sublayers(reference, everywhere, change.scaled_map(names, 1.0, c))
-
-        yield Hypothesis(
-            f"bias of {words}", f"the bias of {words} is multiplied by {{c}}", line, run(bias),
-            STARTS,
-        )  # fmt: skip
-    for words, names in bias_scopes:
-
-        def weight(c: float, names: Any = names) -> Any:
-            return change.sublayers(reference, everywhere, change.scaled_map(names, c, 1.0))
-
-        yield Hypothesis(
-            f"matrix of {words}", f"the product with {words} is multiplied by {{c}}", line,
-            run(weight), STARTS,
-        )  # fmt: skip
-
-    def logits(c: float) -> Any:
-        chosen = [one for one in everywhere if one[1] == "attention"]
-        return change.sublayers(reference, chosen, change.scaled_logits(c))
-
-    def mask(c: float) -> Any:
-        chosen = [one for one in everywhere if one[1] == "attention"]
-        return change.sublayers(reference, chosen, change.other_mask)
-
-    yield Hypothesis(
-        "logits", "the logits of attention are multiplied by {c}", attention, run(logits), STARTS
-    )
-    yield Hypothesis(
-        "mask", "attention reads all positions in place of earlier ones, or the reverse",
-        attention, run(mask),
-    )  # fmt: skip
-    functions = {name: definition() for name, definition in ACTIVATIONS.items()}
-    for name, function in functions.items():
-
-        def activation(c: float, function: Any = function) -> Any:
-            chosen = [one for one in everywhere if one[1] == "feed_forward"]
-            return change.sublayers(reference, chosen, lambda _: ("activation", function))
-
-        text = f"the activation is {name}"
-        yield Hypothesis(f"activation {name}", text, place(FeedForward.forward), run(activation))
 
 
 def mixing(reference: Reference) -> Iterator[Hypothesis]:

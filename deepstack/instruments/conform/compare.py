@@ -1,14 +1,16 @@
 """Comparison of numbers: values moved from their start, forward pass, gradients, first update."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from deepstack.base.errors import ConfigError
 from deepstack.instruments.conform.block import Block
 from deepstack.instruments.conform.reference import Reference, draw_input
 from deepstack.instruments.conform.weights import Key, Weights
+from deepstack.model.user_code import guarded
 from deepstack.training.optimizer import avoid_compiler_import
 
 LR, EPS = 1e-3, 1e-8
@@ -62,26 +64,37 @@ def gradients(weights: Weights, x: Tensor, scale: float = 1.0) -> dict[Key, Tens
     weights.clear()
     start = x.clone().requires_grad_()
     F = weights.run(start)
-    (scale * direction(F) * F).sum().backward()
+    try:
+        (scale * direction(F) * F).sum().backward()
+    except RuntimeError as error:  # of autograd, as after a change in place
+        raise ConfigError(f"the backward pass fails: {' '.join(str(error).split())}") from error
     found: dict[Key, Tensor | None] = {("x_0", 0): start.grad}
     return found | {key: weights.gradient(key) for key in weights.pieces}
 
 
-def compare_gradients(reference: Reference, block: Weights) -> dict[Key, float]:
+def compare_gradients(reference: Reference, block: Weights, tolerance: float) -> dict[Key, float]:
     """Return the distance of each gradient, x_0 first and then layer by layer."""
     x = draw_input(reference.config)
-    return gradient_distances(gradients(block, x), gradients(reference, x))
+    return gradient_distances(gradients(block, x), gradients(reference, x), tolerance)
+
+
+def least_size(sizes: Sequence[float], tolerance: float) -> float:
+    """Return the size below which rounding decides: 1000 tolerances of the largest one, or 1 %.
+
+    Some gradients are 0 but for rounding, as of the keys' biases.
+    """
+    return min(1e3 * tolerance, 1e-2) * max(sizes, default=1.0)
 
 
 def gradient_distances(
-    found: Mapping[Key, Tensor | None], expected: Mapping[Key, Tensor | None]
+    found: Mapping[Key, Tensor | None], expected: Mapping[Key, Tensor | None], tolerance: float
 ) -> dict[Key, float]:
-    """Return ‖found − expected‖ over the expected size, or over a millionth of the largest.
+    """Return ‖found − expected‖ over the expected size, or over `least_size` if it is larger.
 
-    Some gradients are 0 but for rounding, as of the keys' biases.  A missing one is 0.
+    A missing gradient is 0.
     """
     sizes = [float(g.norm()) for key, g in expected.items() if g is not None and key[1]]
-    least = 1e-6 * max(sizes, default=1.0)
+    least = least_size(sizes, tolerance)
     distances = {}
     for key in sorted(found, key=lambda key: (key[0] != "x_0", key[1])):
         own, other = found[key], expected[key]
@@ -110,7 +123,7 @@ def updates(reference: Reference, kind: str, scale: float) -> dict[Key, Tensor]:
 
 
 def compare_updates(
-    reference: Reference, own: Weights, block: Block, kind: str
+    reference: Reference, own: Weights, block: Block, kind: str, tolerance: float
 ) -> dict[Key, float]:
     """Return the distance of each parameter's change by the first step.
 
@@ -125,14 +138,14 @@ def compare_updates(
     gradients(own, x, scale)
     avoid_compiler_import()
     if block.optimizer is not None:
-        optimizer = block.optimizer(own.module, kind, LR, EPS)
+        with guarded(f"{block.name}: optimizer"):
+            optimizer = block.optimizer(own.module, kind, LR, EPS)
     else:
         kinds: Any = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
         more = {"eps": EPS} if kind == "adam" else {}
         optimizer = kinds[kind](own.module.parameters(), lr=LR, **more)
     optimizer.step()
-    sizes = [float(change.norm()) for change in expected.values()]
-    least = 1e-6 * max(sizes, default=1.0)
+    least = least_size([float(change.norm()) for change in expected.values()], tolerance)
     distances = {}
     for key, old in before.items():
         if (change := expected.get(key)) is not None:

@@ -8,7 +8,7 @@ import torch
 
 from deepstack.config.roles import MATRICES
 from deepstack.instruments.conform.block import Block, undeclared
-from deepstack.instruments.conform.causes import Hypothesis, hypotheses, matched
+from deepstack.instruments.conform.causes import hypotheses
 from deepstack.instruments.conform.compare import (
     compare_gradients,
     compare_updates,
@@ -21,6 +21,7 @@ from deepstack.instruments.conform.compare import (
     pair,
 )
 from deepstack.instruments.conform.effect import effect
+from deepstack.instruments.conform.hypothesis import Hypothesis, matched
 from deepstack.instruments.conform.mutations import (
     branches,
     residuals,
@@ -28,16 +29,23 @@ from deepstack.instruments.conform.mutations import (
     without_stop_gradient,
 )
 from deepstack.instruments.conform.naming import equation_of, formula_of, power_of, start_cause
-from deepstack.instruments.conform.reference import Reference, draw_input, place, scheme_place
+from deepstack.instruments.conform.reference import (
+    LAYOUT,
+    Reference,
+    draw_input,
+    place,
+    scheme_place,
+)
 from deepstack.instruments.conform.report import Difference, Report
 from deepstack.instruments.conform.start import Start, check_starts, sample_starts
+from deepstack.instruments.conform.sublayer_causes import PAIRS
 from deepstack.instruments.conform.weights import Key, Weights
 from deepstack.model.sublayers import LinearMaps
 from deepstack.schemes import NORMS
 
 DEPTHS = (2, 7, 20)
 CHECKS = ("forward", "gradients", "start", "update")
-TOLERANCE = 1e-9
+TOLERANCE, UPDATE_TOLERANCE = 1e-9, 1e-6
 
 
 @dataclass
@@ -53,6 +61,7 @@ class Comparison:
     def run(self, checks: Sequence[str]) -> None:
         """Run the checks until one finds a difference."""
         self.note_undeclared()
+        self.recognise_layout()
         for name in CHECKS:
             if name in checks and self.report.difference is None:
                 getattr(self, name)()
@@ -65,6 +74,28 @@ class Comparison:
             self.report.notes.append(
                 f"not declared, and kept at their start in the reference: {', '.join(missing)}"
             )
+
+    def recognise_layout(self) -> None:
+        """Take the layout of the block's rotary positions for the reference, if it is the other.
+
+        The layout is no part of a scheme: reordered rows of q and k make one of the other.
+        """
+        reference, own = pair(self.block, self.scheme, DEPTHS[0], self.settings)
+        if reference.config.model.positions != "rotary" or self.block.build is None:
+            return
+        halves = self.settings | {LAYOUT: "halves"}
+        other, own_too = pair(self.block, self.scheme, DEPTHS[0], halves)
+        x = draw_input(reference.config)
+        with torch.no_grad():
+            sizes = [
+                distance(block.run(x), stack.run(x))
+                for block, stack in ((own, reference), (own_too, other))
+            ]
+        if sizes[1] <= self.tolerance < sizes[0]:
+            self.settings = halves
+        kind = "halves" if LAYOUT in self.settings else "pairs"
+        if min(sizes) <= self.tolerance:
+            self.report.layout = f"rotary positions in the pairs {PAIRS[kind]}"
 
     def row(self, check: str, depth: int, what: str, found: float, most: float) -> None:
         """Add a comparison to the report."""
@@ -92,6 +123,12 @@ class Comparison:
                 found, expected = own.run(x), reference.run(x)
             size = distance(found, expected)
             self.row("forward", depth, "F", size, self.tolerance)
+            if own.input_change:
+                words = f"module(x) changes x by {100 * own.input_change:.3g} % of its size"
+                cause = "the block changes its input in place; write x = x + y in place of x += y"
+                line = scheme_place(reference, "residual", "layer")
+                self.differ("forward", "in place", words, cause, reference, line)
+                return
             if size > self.tolerance:
                 words = f"‖F − F_ref‖ / ‖F_ref‖ = {size:.3g} at N = {depth}"
                 self.differ("forward", *self.forward_cause(reference, x, found, words))
@@ -115,10 +152,28 @@ class Comparison:
             one, values = best
             key, cause = described(one, values, self.references(values))
             return key, size, cause, reference, one.line
+        if reference.config.model.positions == "rotary" and LAYOUT not in self.settings:
+            if (other := self.cause_in_other_layout(x, found, size)) is not None:
+                return other
         cause = "no known fault gives the block's numbers"
         if extra := undeclared(self.block.weights(reference)):
             cause += f"; parameters that PARAMETERS does not name: {', '.join(extra[:6])}"
         return "unknown", size, cause, reference, scheme_place(reference, "residual", "layer")
+
+    def cause_in_other_layout(
+        self, x: torch.Tensor, found: torch.Tensor, size: str
+    ) -> tuple[str, str, str, Reference, str] | None:
+        """Return the cause beside the other rotary layout, or None without one."""
+        before = self.settings
+        self.settings = before | {LAYOUT: "halves"}
+        depth = self.report.rows[-1]["depth"]
+        reference, _ = pair(self.block, self.scheme, depth, self.settings)
+        cause = self.forward_cause(reference, x, found, size)
+        if cause[0] == "unknown":
+            self.settings = before
+            return None
+        self.report.layout = f"rotary positions in the pairs {PAIRS['halves']}"
+        return cause
 
     def references(self, depths: Mapping[int, Any]) -> dict[int, Reference]:
         """Return the reference of each depth."""
@@ -150,7 +205,7 @@ class Comparison:
         """Compare the gradients of x_0 and of every parameter."""
         for depth in DEPTHS:
             reference, own = pair(self.block, self.scheme, depth, self.settings)
-            distances = compare_gradients(reference, own)
+            distances = compare_gradients(reference, own, self.tolerance)
             for what, worst in largest(distances).items():
                 self.row("gradients", depth, what, worst, self.tolerance)
             wrong = [key for key, size in distances.items() if size > self.tolerance]
@@ -207,7 +262,8 @@ class Comparison:
         ):  # fmt: skip
             with context:
                 expected = gradients(reference, x)
-            if max(gradient_distances(found, expected).values()) <= self.tolerance:
+            distances = gradient_distances(found, expected, self.tolerance)
+            if max(distances.values()) <= self.tolerance:
                 return key, text, own_line
         untrained = [key for key in wrong if found[key] is None]
         name, layer = untrained[0] if untrained else wrong[0]
@@ -266,10 +322,11 @@ class Comparison:
                 own = self.block.weights(reference)
                 move(reference, own.pieces)
                 copy(reference, own)
-                distances = compare_updates(reference, own, self.block, kind)
+                distances = compare_updates(reference, own, self.block, kind, self.tolerance)
+                allowed = max(UPDATE_TOLERANCE, self.tolerance)
                 for what, size in largest(distances).items():
-                    self.row(f"{kind} step", depth, what, size, 1e-6)
-                wrong = [key for key, size in distances.items() if size > 1e-6]
+                    self.row(f"{kind} step", depth, what, size, allowed)
+                wrong = [key for key, size in distances.items() if size > allowed]
                 if wrong:
                     self.differ("update", *update_cause(reference, wrong, distances, kind))
                     return

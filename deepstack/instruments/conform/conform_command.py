@@ -1,6 +1,7 @@
 """The command `deepstack conform FILE --scheme NAME`."""
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -19,9 +20,8 @@ def conform_command(
     overrides: list[str] = typer.Argument(
         [], metavar="KEY=VALUE", help="Settings of the reference, as in model.norm.kind=rms."
     ),
-    scheme: str = opt.option(
+    scheme: str | None = opt.option(
         "The scheme to compare with: deepstack list schemes.",
-        default="deepnorm",
         autocompletion=complete_names("schemes", ""),
     ),
     checks: str = opt.option("The comparisons to make.", default="forward,gradients,start,update"),
@@ -38,11 +38,18 @@ def conform_command(
     parameter, and the first step of SGD and Adam. It exits 0, or 6 if they differ.
     """
     opt.load_plugins(plugin)
-    from deepstack.config.load import parse_override
     from deepstack.instruments.conform.conform import examine
     from deepstack.instruments.conform.template import template_of
 
-    settings = {".".join(path): node.value for path, node in map(parse_override, overrides)}
+    if scheme is None:
+        name = file or "my_block.py"
+        raise ConfigError(
+            f"conform: --scheme is missing; type deepstack conform {name} --scheme deepnorm, or "
+            "another scheme of deepstack list schemes"
+        )
+    if file is not None and "=" in file.name and not file.exists():  # a setting without a file
+        file, overrides = None, [str(file), *overrides]
+    settings = settings_of(overrides)
     if template:
         typer.echo(template_of(scheme, settings))
         return
@@ -57,6 +64,7 @@ def conform_command(
                 "agrees": difference is None,
                 "difference": None if difference is None else vars(difference),
                 "rows": report.rows,
+                "layout": report.layout,
                 "notes": report.notes,
                 "seconds": report.seconds,
             }
@@ -68,3 +76,20 @@ def conform_command(
     if report.difference is not None:
         raise DifferenceError(report.text)
     log(f"{report.text} ({report.seconds:.0f} s)")
+
+
+def settings_of(overrides: list[str]) -> dict[str, Any]:
+    """Return the settings of the reference by key; raise ConfigError for other words."""
+    from deepstack.base.yaml_reader import Problem
+    from deepstack.config.load import parse_override
+
+    settings = {}
+    for text in overrides:
+        try:
+            path, node = parse_override(text)
+        except Problem as problem:
+            raise ConfigError(
+                f"conform: {problem.text}; of the reference, as in model.norm.kind=rms"
+            ) from problem
+        settings[".".join(path)] = node.value
+    return settings

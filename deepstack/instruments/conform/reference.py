@@ -16,6 +16,7 @@ from deepstack.config import Config, with_overrides
 from deepstack.instruments.conform.weights import Key, Piece, Weights
 from deepstack.model import build_model
 from deepstack.model.plain import plain_names
+from deepstack.model.query_key import QueriesAndKeys, Rotation
 from deepstack.model.stack import Stack
 from deepstack.schemes import SCHEMES, StackNorm, StackScheme, defined_at
 from deepstack.schemes.role import has_role
@@ -27,7 +28,11 @@ SIZES: Mapping[str, Any] = {
     "model.d_ff": 40,
     "task.seq_len": SEQ,
 }
+GROUPED_HEADS = 6  # with model.n_kv_heads: two heads of keys then have three readers each
 """Sizes of the compared stacks: small, and no two equal, so that mixed-up axes are errors."""
+
+LAYOUT = "rotary layout"
+"""Beside the settings of a reference: `halves` if its rotary positions turn (i, i + d_head/2)."""
 
 STEP = 7  # schemes that change with the step are compared at this one
 
@@ -40,10 +45,20 @@ class Entry(NamedTuple):
     start: Any
 
 
+class HalfRotation(Rotation):
+    """(h_i, h_(i + d_head/2)) turned by the angle p θ_i: the layout of Llama and GPT-NeoX."""
+
+    def forward(self, h: Tensor, first: int = 0) -> Tensor:
+        positions = slice(first, first + h.shape[2])
+        cos, sin = self.cos[positions, 1::2], self.sin[positions, 1::2]
+        x, y = h.chunk(2, dim=-1)
+        return torch.cat([x * cos - y * sin, y * cos + x * sin], dim=-1)
+
+
 class Reference(Weights):
     """A stack of deepstack: x_0 (batch, seq, d_model) -> F, and the scheme that it has.
 
-    given: the settings that it was built with.
+    given: the settings that it was built with, and LAYOUT.
     entries: parameter -> role, shape and start.
     norms: every norm by name and layer.
     """
@@ -52,7 +67,10 @@ class Reference(Weights):
         self, scheme: str, depth: int, settings: Mapping[str, Any], *, seed: int = 0
     ) -> None:
         self.given = settings
-        chosen = {**SIZES, **settings, "model.scheme": scheme, "model.depth": depth, "seed": seed}
+        known = {key: value for key, value in settings.items() if key != LAYOUT}
+        heads = {"model.n_heads": GROUPED_HEADS} if "model.n_kv_heads" in known else {}
+        chosen = {**SIZES, **heads, **known}
+        chosen |= {"model.scheme": scheme, "model.depth": depth, "seed": seed}
         self.config = with_overrides(Config(), chosen)
         if self.config.model.family == "encoder_decoder":
             raise ConfigError("model.family: found encoder_decoder; allowed encoder, decoder")
@@ -67,6 +85,11 @@ class Reference(Weights):
         self.entries: dict[Key, Entry] = {}
         self.norms: dict[Key, StackNorm] = {}
         self._name_all(built.model)
+        if settings.get(LAYOUT) == "halves":
+            for module in built.model.modules():
+                if isinstance(module, QueriesAndKeys) and module.rotation is not None:
+                    with double_precision():
+                        module.rotation = HalfRotation(*module.rotation.cos.shape)
 
     def _name_all(self, model: nn.Module) -> None:
         several = SCHEMES[self.scheme.scheme_class.name].norms_per_sublayer > 1

@@ -36,6 +36,7 @@ class Report:
 
     rows: check, depth, quantity, largest difference and tolerance.
     notes: on values that were not compared.
+    layout: of the block's rotary positions in words, or ''.
     difference: the first disagreement, or None.
     """
 
@@ -43,6 +44,7 @@ class Report:
     scheme: str
     rows: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    layout: str = ""
     difference: Difference | None = None
     seconds: float = 0.0
 
@@ -63,7 +65,8 @@ class Report:
         """The result in words: one line if the block agrees, else the first disagreement."""
         label = SCHEMES[self.scheme].label
         if self.difference is None:
-            return f"{self.block} computes {label} in all {len(self.rows)} comparisons"
+            layout = f", with {self.layout}" if self.layout else ""
+            return f"{self.block} computes {label} in all {len(self.rows)} comparisons{layout}"
         d = self.difference
         lines = {
             "size": d.size,
@@ -72,5 +75,7 @@ class Report:
             "reference": d.line,
             f"at {DEPTH} layers": d.effect,
         }
+        if self.layout:
+            lines["beside"] = self.layout
         head = f"{self.block} does not compute {label}: {d.check} differs"
         return "\n".join([head, *(f"  {name:<12} {value}" for name, value in lines.items())])

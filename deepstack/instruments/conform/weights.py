@@ -47,11 +47,13 @@ class Weights:
     """A stack as a function x_0 -> F, and its parameters by the names of the reference.
 
     module: the owner of all parameters.
+    input_change: largest relative change that `run` has made to its input, in place.
     """
 
     module: nn.Module
     run: Callable[[Tensor], Tensor]
     pieces: dict[Key, list[Piece]] = field(default_factory=dict)
+    input_change: float = 0.0
 
     def value(self, key: Key) -> Tensor:
         """Return a copy of the value that the reference's parameter has here, flat."""

@@ -1,1 +1,7 @@
-"""The coordinate check: sizes of the stream and of its change over width and depth."""
+"""The coordinate check: sizes of outputs and of their changes over width and depth."""
+
+PUBLIC = {
+    "assert_coordinates": ("check", "assert_coordinates"),
+    "coordinates": ("check", "coordinates"),
+}
+"""Names of `import deepstack`: name -> module of this folder, attribute."""

@@ -47,8 +47,9 @@ def analyze_model(
     The model runs in evaluation mode, without autocast, compilation and key-value caches.  If one
     of several analyses fails, its result is empty, and its note has the reason.
     Raises ConfigError for a model that cannot be taken apart: unless its layers pass on one dense
-    stream, as it is, and the head of the last one gives the model's logits, twice the same.
-    Restores modes and random states of the model; changes no parameter.
+    stream, as it is, and the head of the last one gives the model's logits, twice the same.  Names
+    the module that draws random numbers in evaluation mode.
+    After each pass random states and all that the modules hold are as before.
     """
     for name in what:
         MEASURES[name]
@@ -56,13 +57,15 @@ def analyze_model(
     modules = dict(inner.named_modules())
     refuse_kinds(modules)
     batch, training = copied(batch), None if training is None else copied(training)
-    layered = ExternalLayers(inner, (), "", reader(modules, head))
-    with layered.ready(), layered.guarded():
-        name, stack = find_layers(inner, batch, layers)
+    sample = Sample(batch, targets)
+    unknown = ExternalLayers(inner, (), "", reader(modules, head))
+    with unknown.ready(), unknown.guarded():
+        unknown.learn_written(sample)
+        name, stack = find_layers(inner, batch, layers, written=unknown.written)
     if not stack:
         raise ConfigError("layers: found none; name what holds the layers, as in layers='blocks'")
     layered = ExternalLayers(inner, stack, name, reader(modules, head))
-    sample = Sample(batch, targets)
+    layered.written = unknown.written
     with layered.ready():
         layered.check(sample)
     request = Request(

@@ -19,6 +19,8 @@ from deepstack.instruments.depth_use.layer_calls import (
 )
 from deepstack.instruments.depth_use.layered import Call, Change, Layered, Sample
 from deepstack.model.module_calls import call_model, undisturbed, unwrapped
+from deepstack.model.module_repeats import refuse_noise, written_parameters
+from deepstack.model.module_state import KeptState
 from deepstack.tasks import IGNORE
 
 
@@ -26,7 +28,8 @@ class ExternalLayers(Layered):
     """The layers of any PyTorch model whose layers take one stream and return it.
 
     read_out: from the stream after a layer to logits: a given head, or the model itself with each
-    layer returning that stream.
+        layer returning that stream.
+    written: parameters that a pass writes into.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class ExternalLayers(Layered):
         read_out = self.logits_by_the_model if head is None else lambda _, x: head(copy_of(x))
         super().__init__(unwrapped(model), layers, name, read_out)
         self.has_own_head = head is not None
+        self.written: list[nn.Parameter] = []
         self._repeatable: list[Sample] = []
         self._moving: tuple[Sample, list[str]] | None = None
 
@@ -50,11 +54,20 @@ class ExternalLayers(Layered):
         for config in caching:
             config.use_cache = False
         try:
-            with undisturbed(self.model):
+            with undisturbed(self.model, written=self.written):
                 yield
         finally:
             for config in caching:
                 config.use_cache = True
+
+    @contextmanager
+    def one_pass(self, sample: Sample) -> Iterator[None]:
+        """Restore after the block all that the model and the batch held before."""
+        state = KeptState(self.model, [sample.inputs], self.written)
+        try:
+            yield
+        finally:
+            state.restore()
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
@@ -81,29 +94,37 @@ class ExternalLayers(Layered):
         with ExitStack() as stack, self.guarded():
             for index, layer in enumerate(self.layers):
                 stack.enter_context(replaced_forward(layer, partial(forward, index)))
+            return self.plain_logits(sample)
+
+    def plain_logits(self, sample: Sample) -> Tensor:
+        """Return the logits of the model as it is now."""
+        with self.guarded(), self.one_pass(sample):
             logits = logits_of(call_model(self.model, sample.inputs))
-        if logits is None:
-            raise ConfigError("model(batch) gives no logits")
-        return logits
+            if logits is None:
+                raise ConfigError("model(batch) gives no logits")
+            return logits.clone()  # the model may keep the tensor
+
+    def learn_written(self, sample: Sample) -> None:
+        """Find the parameters that a pass writes into, which `one_pass` then restores."""
+        run = partial(self.plain_logits, sample)
+        self.written = written_parameters(self.model, run, sample.inputs)
 
     def check(self, sample: Sample) -> None:
         """Raise ConfigError unless the layers, run one by one, are the model, and its head reads.
 
-        The model runs twice, under two random seeds.
+        Also unless the model gives the same logits under two random seeds.
         """
-        with self.guarded():
-            torch.manual_seed(0)
-            plain = logits_of(call_model(self.model, sample.inputs))
-        torch.manual_seed(1)
+        refuse_noise(self.model, lambda: self.plain_logits(sample).float())
+        plain = self.plain_logits(sample)
         states: list[Tensor] = []
         logits = self.run(sample, take=lambda _, x: states.append(copy_of(x)))
         refuse_stream(states[0], logits)
         refuse_targets(sample, logits)
-        if plain is None or not close(plain, logits):
+        if not close(plain, logits):
             raise ConfigError(
-                "model(batch) gives other logits when it runs again: it draws random numbers in "
-                "evaluation mode, or keeps a state (of a cache: give use_cache=False), or reads a "
-                "layer's input after the layer"
+                "layers: run one by one they give other logits than model(batch): the model keeps "
+                "a state (of a cache: give use_cache=False), or reads a layer's input after the "
+                "layer"
             )
         with self.guarded():
             read = self.read_out(sample, states[-1])

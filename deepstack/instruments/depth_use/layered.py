@@ -133,6 +133,10 @@ class Layered:
         """Return a context in which code of the model runs."""
         return nullcontext()
 
+    def one_pass(self, sample: Sample) -> AbstractContextManager[None]:
+        """Return the context of one pass, after which the model holds the same as before."""
+        return nullcontext()
+
     def refuse_state(self, sample: Sample) -> None:
         """Raise ConfigError if a layer returns something else when it is called again."""
 
@@ -215,7 +219,8 @@ class Layered:
         with ExitStack() as stack, self.guarded():
             for index, layer in enumerate(self.layers):
                 stack.enter_context(replaced_forward(layer, partial(forward, index)))
-            logits = logits_of(call_model(self.model, sample.inputs))
+            stack.enter_context(self.one_pass(sample))
+            logits = copy_of(logits_of(call_model(self.model, sample.inputs)))
         if logits is None or len(places) != self.depth:
             raise ConfigError(f"model(batch) gives no logits, or does not call all {self.name}")
         if not change and enter is unchanged:

@@ -10,7 +10,7 @@ from torch import Tensor
 from deepstack.diagnostics.instrument import Instrument, Row, RunState
 from deepstack.diagnostics.layers import Values, diagnostic
 from deepstack.diagnostics.snapshot import Snapshot
-from deepstack.diagnostics.update import evaluating
+from deepstack.diagnostics.update import measuring
 from deepstack.instruments.noise_scale.settings import COLUMNS
 from deepstack.model import Transformer
 from deepstack.model.banks import Bank
@@ -58,7 +58,7 @@ def gradient_noise(
     B, tensors = len(tokens), [model.get_parameter(name) for bank in banks for name in bank.names]
     total, squares = [[torch.zeros(())] * len(banks) for _ in range(2)]
     for i in range(B):
-        with evaluating(model), model.unfused(), torch.enable_grad():
+        with measuring(model), torch.enable_grad():
             value = loss(model(tokens[i : i + 1]), i)
             gradients = iter(torch.autograd.grad(value, tensors, materialize_grads=True))
         for b, bank in enumerate(banks):

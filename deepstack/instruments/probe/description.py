@@ -12,6 +12,7 @@ from torch import nn
 from deepstack.base.errors import ConfigError
 from deepstack.diagnostics import describe
 from deepstack.instruments.probe.model import ExternalModel
+from deepstack.instruments.probe.order import inner_optimizer
 from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS
 from deepstack.training.environment import versions
 from deepstack.training.meta import entries, f0_norm, utc_now
@@ -41,7 +42,7 @@ def config_of(
         "model.depth": len(subject.layers),
         "model.d_model": subject.width or subject.f_width,
         "task.name": "unnamed",
-        "train.optimizer": type(optimizer).__name__.lower(),
+        "train.optimizer": type(inner_optimizer(optimizer)).__name__.lower(),
         "train.lr": float(group["lr"]),
         "train.weight_decay": float(group.get("weight_decay", 0.0)),
     }

@@ -1,17 +1,18 @@
 """A PyTorch model that deepstack did not build, under observation: F, its layers, its groups.
 
-Nothing here changes the model: modes, random states, gradients and parameters are restored bit for
-bit.
+Nothing here changes the model: all that it holds, random states, gradients and parameters are
+restored bit for bit.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from deepstack.base.errors import ConfigError
+from deepstack.diagnostics import token_distance
 from deepstack.model.module_calls import (
     Layers,
     call_model,
@@ -29,6 +30,7 @@ from deepstack.model.module_calls import (
     unwrapped,
 )
 from deepstack.model.module_layers import find_layers
+from deepstack.model.module_repeats import refuse_noise, written_parameters
 
 
 def as_float(x: Tensor) -> Tensor:
@@ -63,6 +65,7 @@ class ExternalModel:
     f_width: the width of F.
     given: the model as it was given.
     model: that inside of torch.compile and of data parallel wrappers.
+    written: parameters that a forward pass writes into.
     is_sharded: whether every process has a part of it, so that all must call each method.
     """
 
@@ -78,35 +81,44 @@ class ExternalModel:
         self.modules = dict(self.model.named_modules())
         self.f_name = hidden if isinstance(hidden, str) else "given" if hidden else "output"
         self._source = find_module(self.modules, hidden) if isinstance(hidden, str) else hidden
+        self.written: list[nn.Parameter] = []
+        self.written = written_parameters(self.given, self._value, self.batch)
         self.layers_name, self.layers = self._find_layers(layers)
         # before F: the width of the stream says whether an output is a hidden state
         self.width = self._streams()[-1][1] if self.layers else None
         self.initial = self.hidden()
+        refuse_noise(self.given, self.hidden)
         self.normalised = self._ends_with_norm()
 
     def _find_layers(self, layers: Layers) -> tuple[str, list[nn.Module]]:
         """Return the layers, by default ones that return F's width."""
         if layers is not None:
-            return find_layers(self.model, self.batch, layers)
-        with undisturbed(self.given):
+            return find_layers(self.model, self.batch, layers, written=self.written)
+        with self._pass():
             F = tensor_of(self._value())
         width = None if F is None or F.ndim < 2 else F.shape[-1]
         try:
-            return find_layers(self.model, self.batch, None, width)
+            return find_layers(self.model, self.batch, None, width, self.written)
         except ConfigError:
             if self._source is not None and F is not None:
                 raise
-            return find_layers(self.model, self.batch, None)  # the output may be logits
+            # the output may be logits
+            return find_layers(self.model, self.batch, None, written=self.written)
+
+    def _pass(self) -> AbstractContextManager[None]:
+        """Return the context of one pass, after which all is as before."""
+        return undisturbed(self.given, self.batch, written=self.written)
 
     def hidden(self) -> Tensor:
         """Return F on the probe batch, (…, width), detached."""
-        with undisturbed(self.given):
+        with self._pass():
             value = self._value()
-        F = tensor_of(value)
-        if F is None or (self._source is None and not self._is_hidden_state(F)):
+            F = tensor_of(value)
+            found = None if F is None else as_float(F).clone()  # the model may keep the tensor
+        if F is None or found is None or (self._source is None and not self._is_hidden_state(F)):
             raise ConfigError(self._no_hidden_state(value))
         self.f_width = F.shape[-1]
-        return as_float(F).clone()  # a model may give the same storage twice
+        return found
 
     def _value(self) -> Any:
         """Return the value that holds F."""
@@ -133,7 +145,7 @@ class ExternalModel:
             return as_float(x).norm(dim=-1).mean(), x.shape[-1]
 
         ends = [last_module(layer) for layer in self.layers]
-        with undisturbed(self.model), outputs_of(ends, size) as calls:
+        with self._pass(), outputs_of(ends, size) as calls:
             call_model(self.model, self.batch)
         called = [module for module, _ in calls[-len(ends) :]]
         for number, end in enumerate(ends, 1):
@@ -189,7 +201,7 @@ class ExternalModel:
             unexplained -= alone
             norms[name] = alone
         norms |= {"whole": moved, "unexplained": unexplained}
-        return {name: change.norm(dim=-1).mean() for name, change in norms.items()}
+        return {name: token_distance(change) for name, change in norms.items()}
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of the parameters and the persistent buffers, by name.
@@ -219,11 +231,14 @@ class ExternalModel:
         return [name for name, differ in zip(start, differs, strict=True) if differ]
 
     def refuse_replaced(self, start: Mapping[str, Tensor]) -> None:
-        """Raise ConfigError if a parameter or buffer of the start is missing, new or reshaped."""
-        now = trainable(self.model)
-        shapes = {n: t.shape for n, t in (now | dict(self.model.named_buffers())).items()}
+        """Raise ConfigError if a parameter of the start is missing, new or reshaped.
+
+        A buffer must be there: some begin without entries.
+        """
+        now, buffers = trainable(self.model), dict(self.model.named_buffers())
         new = now.keys() - start.keys()
-        if wrong := sorted(new | {n for n, t in start.items() if shapes.get(n) != t.shape}):
+        other = {n for n, t in start.items() if n not in now or now[n].shape != t.shape}
+        if wrong := sorted(new | other - buffers.keys()):
             raise ConfigError(
                 f"model: {wrong[0]} is new, missing or of another shape since the probe began, so "
                 "that shares of ‖ΔF‖ have no start; allowed the parameters of the start, or "
@@ -243,7 +258,7 @@ class ExternalModel:
     def _no_hidden_state(self, value: Any) -> str:
         """Return the error message for a value that is not F."""
         names = {module: plain_name(name) for name, module in self.modules.items() if name}
-        with undisturbed(self.model), outputs_of(names, self._is_hidden_state) as calls:
+        with self._pass(), outputs_of(names, self._is_hidden_state) as calls:
             call_model(self.model, self.batch)
         fits = [names[module] for module, is_fitting in calls if is_fitting]
         F = tensor_of(value)

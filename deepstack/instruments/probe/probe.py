@@ -26,6 +26,7 @@ from deepstack.instruments.probe.model import (
     norm_of,
     on_device_of,
 )
+from deepstack.instruments.probe.order import StepOrder
 from deepstack.instruments.probe.processes import processes_of
 from deepstack.instruments.probe.writer import Writer
 from deepstack.model.module_calls import Layers
@@ -49,9 +50,9 @@ class Probe:
                 optimizer.step()
                 probe.step(loss)
 
-    Training is the same with it and without it, bit for bit.  To go on after a kill, keep
-    `probe.state_dict()` in your checkpoint, and before the context give it to
-    `probe.load_state_dict`; `probe.at` is then the last step.
+    Training is the same with it and without it, bit for bit: after each pass it puts back all that
+    the modules hold.  To go on after a kill, keep `probe.state_dict()` in your checkpoint, and
+    before the context give it to `probe.load_state_dict`; `probe.at` is then the last step.
 
     Each process of a loop may have a probe, and process 0 writes.  A model that fully_shard cuts
     over processes needs one in each of them, whose values are those of the whole model.
@@ -76,8 +77,8 @@ class Probe:
     config: other settings of the run, which may vary within a study, by dotted key: {"task.name":
         "copy", "model.d_ff": 256}.
 
-    Raises ConfigError, with a remedy, for a model or batch that it cannot read, and if `out`
-    already holds a run that it is not to go on with.
+    Raises ConfigError, with a remedy, for a model or batch that it cannot read, for random numbers
+    in evaluation mode, and if `out` already holds a run that it is not to go on with.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class Probe:
                 self._prepare()
             elif self.processes.measures:
                 self._record_due(is_writing=self._writer is not None)
-            self._is_open = True
+            self._is_open, self._order = True, StepOrder(self.optimizer, stack)
             self._resources = stack.pop_all()
         return self
 
@@ -147,16 +148,20 @@ class Probe:
             that is not finite nothing more is written.  A gradient that is not finite is written as
             it is: torch.amp.GradScaler leaves out such a step.
 
-        Raises ConfigError outside of the context, and if no parameter has a gradient.
+        Raises ConfigError outside of the context, if no parameter has a gradient, and at the second
+        call of a loop whose optimizer makes its step after it.
         """
         self._refuse_outside("probe.step")
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if not gradients:
             raise ConfigError(
                 "probe.step finds no gradient: call it after loss.backward() and optimizer.step(), "
-                "before optimizer.zero_grad()"
+                "before optimizer.zero_grad(); an optimizer that makes its steps in hooks of "
+                "backward() must leave the gradients to probe.step (docs/tutorials/own_model.md)"
             )
         self.at += 1
+        if self.at == 2:
+            self._order.check_second()
         is_writing = self._writer is not None and self._writer.is_writing
         # the processes of a sharded model cannot know that process 0 has stopped writing
         if not (is_writing or self.processes.is_sharded):
@@ -280,6 +285,8 @@ class Probe:
         value = torch.as_tensor(loss).detach().reshape(()).to(F.device)
         value = self.processes.mean(value)
         measured = Measured(value, norm_of(gradients).to(F.device), values)
+        if self.at == 1:
+            self._order.note_first(values["model_update"], measured.grad_norm)
         if is_writing and self._writer is not None:
             lr = float(self.optimizer.param_groups[0]["lr"])
             self._writer.recorder.add(self.at, lr, measured)

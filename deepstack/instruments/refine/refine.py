@@ -10,7 +10,9 @@ from deepstack import config as conf
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import unknown
 from deepstack.records import Run
-from deepstack.runs.statistics import final_value, loss_column
+from deepstack.runs.best import failure_of
+from deepstack.runs.cells import has_result
+from deepstack.runs.outcomes import result_of
 from deepstack.sweeps.plan import as_study
 from deepstack.sweeps.pool import CellProgress
 from deepstack.sweeps.run import sweep
@@ -45,29 +47,31 @@ class Optimum(NamedTuple):
 class Search:
     """The values start * tolerance^i that one search has tried, i being whole numbers.
 
-    losses: i -> loss.  The grid grows until the best value lies inside; then its step is halved
-        around it, until neighbours differ by one factor `tolerance`.
+    failures: i -> less for a better value (`deepstack.runs.best.failure_of`).
+
+    The grid grows until the best value lies inside; then its step is halved around it, until
+    neighbours differ by one factor `tolerance`.
     """
 
     start: float
     tolerance: float
     limit: int
-    losses: dict[int, float] = field(default_factory=dict)
+    failures: dict[int, tuple[float, float]] = field(default_factory=dict)
     step: int = FIRST_STEP
 
     def wanted(self) -> list[int]:
         """Return the indices to measure next; none when the search has ended."""
         while True:
             around = (self.best - self.step, self.best, self.best + self.step)
-            missing = [index for index in around if index not in self.losses]
+            missing = [index for index in around if index not in self.failures]
             if missing or self.step == 1:
-                return missing[: self.limit - len(self.losses)]
+                return missing[: self.limit - len(self.failures)]
             self.step //= 2
 
     @property
     def best(self) -> int:
-        """The index of the least loss; the smallest without a finite loss, and 0 at first."""
-        return min(sorted(self.losses), key=self.losses.__getitem__, default=0)
+        """The index of the best value; the smallest without a finite loss, and 0 at first."""
+        return min(sorted(self.failures), key=self.failures.__getitem__, default=0)
 
     def value(self, index: int) -> float:
         """Return the value of an index with six digits."""
@@ -75,10 +79,10 @@ class Search:
 
     def optimum(self, setting: dict[str, Any]) -> Optimum:
         """Return the best value so far."""
-        losses = {self.value(i): self.losses[i] for i in sorted(self.losses)}
-        loss = self.losses[self.best]
+        losses = {self.value(i): loss for i, (_, loss) in sorted(self.failures.items())}
+        _, loss = self.failures[self.best]
         value = self.value(self.best) if math.isfinite(loss) else None
-        inside = {self.best - 1, self.best + 1} <= self.losses.keys()
+        inside = {self.best - 1, self.best + 1} <= self.failures.keys()
         return Optimum(setting, value, loss, inside, losses)
 
 
@@ -147,13 +151,13 @@ def find_optima(
         cells = [setting | {key: search.value(index)} for setting, search, index in wanted]
         runs = train(batch_of(study, cells, seeds), False)
         for cell, (_, search, index) in zip(cells, wanted, strict=True):
-            search.losses[index] = mean_loss([run for run in runs if matches(run, cell)])
+            search.failures[index] = failure([run for run in runs if matches(run, cell)])
     optima = [search.optimum(setting) for setting, search in zip(settings, searches, strict=True)]
     if select is not None:
         chosen = [one.setting | {key: one.value} for one in optima if one.value is not None]
         runs = train(batch_of(study, chosen, own_seeds), True) if chosen else []
         optima = [
-            one._replace(reported=mean_loss([run for run in runs if matches(run, one.setting)]))
+            one._replace(reported=failure([run for run in runs if matches(run, one.setting)])[1])
             for one in optima
         ]
     return optima
@@ -214,10 +218,11 @@ def matches(run: Run, cell: dict[str, Any]) -> bool:
     return all(run.get(key) == value for key, value in cell.items())
 
 
-def mean_loss(runs: Sequence[Run]) -> float:
-    """Return the mean final validation loss; infinite without runs or if one is not done."""
-    if not runs or any(run.state != "done" for run in runs):
-        return math.inf
-    column = loss_column(runs)
-    loss = sum(final_value(run, column) for run in runs) / len(runs)
-    return loss if math.isfinite(loss) else math.inf
+def failure(runs: Sequence[Run]) -> tuple[float, float]:
+    """Return a key, less for a better value; its second number is the mean final loss.
+
+    The loss is infinite without runs, or if one of them is not done.
+    """
+    ends = [one for run in runs if has_result(one := result_of(run))]
+    share, loss = failure_of(ends) if ends else (0.0, math.inf)
+    return share, loss if len(ends) == len(runs) else math.inf

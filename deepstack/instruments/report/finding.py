@@ -4,48 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from deepstack.base.text import counted, value_text
-from deepstack.runs.choice import Choice
+from deepstack.base.text import counted
+from deepstack.config import reading_text
+from deepstack.runs.best import Best, bests_of
 from deepstack.runs.fit import Fit
 from deepstack.runs.intervals import NO_INTERVAL
-from deepstack.runs.learning import learning_of, rate_sentence
-from deepstack.runs.outcomes import CLEAR, result_of
+from deepstack.runs.margin import margin_of
+from deepstack.runs.outcomes import result_of
 from deepstack.runs.runs import Runs
-from deepstack.runs.settings import LR, SEED, TASK, depth_of, scheme_label
-from deepstack.runs.statistics import (
-    Mean,
-    final_value,
-    finite_or_none,
-    has_diverged,
-    loss_column,
-    mean_of,
-)
+from deepstack.runs.settings import LR, TASK, depth_of
+from deepstack.runs.statistics import Mean, finite_or_none, has_diverged, mean_of
+from deepstack.runs.words import rate_sentence
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MOST_NAMES = 4  # settings that a sentence names; the lists below it have all
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """The finished seeds of one setting at one depth.
-
-    losses: seed -> final validation loss in nats.
-    floor: mean loss of a predictor without context.
-    """
-
-    scheme: str
-    label: str
-    losses: dict[int, float]
-    floor: float
-
-    @property
-    def mean(self) -> float:
-        return mean_of(list(self.losses.values())).value
 
 
 def finding_of(runs: Runs, best: Sequence[str], updates: pd.DataFrame | None) -> dict[str, Any]:
@@ -56,8 +32,8 @@ def finding_of(runs: Runs, best: Sequence[str], updates: pd.DataFrame | None) ->
     updates: the table of the chart update_vs_depth, or None if it is not drawn.
     """
     known = runs.keep(lambda run: result_of(run).outcome)
-    learning = learning_of(known.results.values())
-    if any(one.rate is not None for one in learning):
+    learning = bests_of(known.results.values())
+    if any(one.is_chosen for one in learning):
         best = list(dict.fromkeys([*best, LR]))
     depths = best_of_depths(runs, best)
     exponents = exponents_of(updates)
@@ -72,6 +48,7 @@ def finding_of(runs: Runs, best: Sequence[str], updates: pd.DataFrame | None) ->
         sentences.append(f"{count} of {every} diverged: {listed(diverged)}.")
     else:
         sentences.append("No run diverged." if len(runs) > 1 else "The run did not diverge.")
+    sentences += reading_sentence(runs)
     return {
         "sentences": sentences,
         "depths": depths,
@@ -81,62 +58,50 @@ def finding_of(runs: Runs, best: Sequence[str], updates: pd.DataFrame | None) ->
     }
 
 
-def best_of_depths(runs: Runs, best: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Return the setting with the lowest mean validation loss of each depth, and its margin.
+def reading_sentence(runs: Runs) -> list[str]:
+    """Return a sentence on how often the runs read their text; none if no run has such a record."""
+    times = [run.meta.get("data", {}).get("times_read") for run in runs]
+    known = [number for number in times if number]
+    text = reading_text(known) if known else ""
+    return [f"{text[0].upper()}{text[1:]}."] if text else []
 
-    Only settings whose seeds are all done count.  The margin compares with the best setting of
-    another scheme, or of the same one if no other is there.  It has the mean and the 95 % interval
-    (Student's t) of the differences, seed by seed.  Losses of several tasks are not compared.
+
+def best_of_depths(runs: Runs, best: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return the setting with the least mean validation loss of each depth, and its margin.
+
+    Values of the settings `best` are chosen by the rule of `deepstack.runs.best`, the margin is
+    that of `deepstack.runs.margin`.  Losses of several tasks are not compared.
     """
     if len({run.get(TASK) for run in runs}) > 1:
         return []
-    column = loss_column(runs)
-    of_depths: dict[int, list[Candidate]] = {}
-    for label, choice in runs.choices(best):
-        if candidate := candidate_of(label, choice, column):
-            of_depths.setdefault(depth_of(choice.runs[0]), []).append(candidate)
+    of_depths: dict[int, list[Best]] = {}
+    for one in runs.bests(best):
+        of_depths.setdefault(one.depth, []).append(one)
     rows = []
-    for depth, candidates in sorted(of_depths.items()):
-        if len(candidates) < 2:
+    for depth, settings in sorted(of_depths.items()):
+        margin = margin_of(settings)
+        if margin is None:
             continue
-        leader, *others = sorted(candidates, key=lambda one: one.mean)
-        second = next((one for one in others if one.scheme != leader.scheme), others[0])
-        gap = margin_of(leader, second)
+        ends, gap = margin.leader.by_seed.values(), margin.gap
+        loss = mean_of([one.loss for one in ends]).value
+        floor = mean_of([one.floor for one in ends]).value
         rows.append(
             {
                 "depth": depth,
-                "leader": leader.label,
-                "loss": leader.mean,
-                "below": finite_or_none(leader.floor - leader.mean),
-                "second": second.label,
+                "leader": margin.leader.setting_text,
+                "loss": loss,
+                "learns": any(one.learnt or not one.is_judged for one in settings),
+                "below": finite_or_none(floor - loss),
+                "second": margin.rival.setting_text,
                 "margin": gap.value,
                 "low": finite_or_none(gap.low),
                 "high": finite_or_none(gap.high),
                 "pairs": gap.n,
-                "settings": len(candidates),
+                "settings": margin.others + 1,
                 "verdict": verdict_of(gap),
             }
         )
     return rows
-
-
-def candidate_of(label: str, choice: Choice, column: str) -> Candidate | None:
-    """Return a setting at one depth as a candidate; None if some seed is not done."""
-    losses = {int(run.get(SEED, 0)): final_value(run, column) for run in choice.runs}
-    is_done = choice.complete and all(run.state == "done" for run in choice.runs)
-    if not is_done or not all(map(math.isfinite, losses.values())):
-        return None
-    floor = mean_of([result_of(run).floor for run in choice.runs]).value
-    for key, value in choice.values.items():
-        label += f", {key.rpartition('.')[2]} {value_text(value)}"
-    return Candidate(scheme_label(choice.runs[0]), label, losses, floor)
-
-
-def margin_of(leader: Candidate, second: Candidate) -> Mean:
-    """Return how far `leader` is below `second`: over shared seeds, or of the means without any."""
-    shared = sorted(set(leader.losses) & set(second.losses))
-    gap = mean_of([second.losses[seed] - leader.losses[seed] for seed in shared])
-    return gap if shared else gap._replace(value=second.mean - leader.mean)
 
 
 def verdict_of(gap: Mean) -> str:
@@ -148,10 +113,10 @@ def verdict_of(gap: Mean) -> str:
 
 def leader_sentence(row: dict[str, Any]) -> str:
     """Return the sentence on the best setting of the greatest depth."""
-    if row["below"] is not None and row["below"] <= CLEAR:
+    if not row["learns"]:
         return (
-            f"At N = {row['depth']}, no setting is more than {CLEAR} nats below a predictor "
-            f"without context; the lowest loss is {row['loss']:.3f} ({row['leader']})."
+            f"At N = {row['depth']}, no run learns from context; the lowest loss is "
+            f"{row['loss']:.3f} ({row['leader']})."
         )
     interval, unclear = row["verdict"], row["low"] is not None and row["low"] <= 0
     if row["low"] is not None:
@@ -207,8 +172,8 @@ def failed_runs(runs: Runs) -> tuple[list[tuple[str, str]], list[tuple[str, str]
             if ends:
                 at = f"step {min(ends)}" + (f" to {max(ends)}" if len(set(ends)) > 1 else "")
                 diverged.append((name, f"{len(ends)} of {len(there)}, at {at}"))
-            margins = [result_of(run).margin for run in there if run.state == "done"]
-            if count := sum(value is not None and value >= -CLEAR for value in margins):
+            outcomes = [result_of(run).outcome for run in there]
+            if count := sum(outcome in ("stalled", "above") for outcome in outcomes):
                 without_context.append((name, f"{count} of {len(there)}"))
     return diverged, without_context
 

@@ -35,7 +35,7 @@ from deepstack.records.published import writable
 from deepstack.runs.captions import shared_settings, title_of
 from deepstack.runs.comparison import comparisons
 from deepstack.runs.conditions import Where, texts_of
-from deepstack.runs.outcomes import in_words
+from deepstack.runs.outcomes import FAR, LEARNT, in_words
 from deepstack.runs.paper_table import best_rows
 from deepstack.runs.runs import NO_CHOICE, Runs, best_keys
 from deepstack.runs.settings import TASK
@@ -179,6 +179,8 @@ def build_page(
             skipped=skipped,
             against=against,
             best=best,
+            learnt=LEARNT,
+            far=FAR,
             data=panels,
             live=None if path else hashlib.sha256(repr(tables).encode()).hexdigest(),
         )

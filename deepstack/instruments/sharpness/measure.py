@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from deepstack.diagnostics.instrument import Instrument, Row, RunState
-from deepstack.diagnostics.update import evaluating
+from deepstack.diagnostics.update import measuring
 from deepstack.instruments.sharpness.optimizer import preconditioner_scales, stability_threshold
 from deepstack.model import Transformer
 from deepstack.model.build import Built
@@ -143,7 +143,7 @@ def tied_parameters(built: Built) -> list[list[Tensor]]:
 def twice_differentiable(model: Transformer) -> Iterator[None]:
     """Run the plain layers in evaluation mode inside the block, with kernels that allow H v."""
     # Of the kernels of attention, only the math one has a second derivative.
-    with evaluating(model), model.unfused(), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+    with measuring(model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         yield
 
 

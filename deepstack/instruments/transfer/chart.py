@@ -26,9 +26,6 @@ from deepstack.runs.intervals import LEAST_SEEDS, NO_INTERVAL
 from deepstack.runs.runs import Runs
 from deepstack.runs.series import Series
 from deepstack.runs.settings import LR, require
-from deepstack.runs.statistics import (
-    loss_column,
-)
 
 
 @chart("best_lr_vs_depth")
@@ -86,7 +83,7 @@ def draw_best_rates(drawing: Drawing, panel: Panel, losses: Mapping[Series, Loss
 
 def losses_of_depths(runs: Sequence[Run]) -> Losses:
     """Return the final losses at depths with two rates or more and a finite mean loss at one."""
-    losses = final_losses(runs, loss_column(runs))
+    losses = final_losses(runs)
     losses = {depth: by_rate for depth, by_rate in losses.items() if len(by_rate) > 1}
     if not (seeds := shared_seeds(losses)):
         return {}

@@ -1,12 +1,14 @@
 """The best learning rate at each depth, its power of N, and the cost of another depth's rate."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from deepstack.records import ENDED, Run
+from deepstack.runs.best import HIGHEST, edge_of
+from deepstack.runs.cells import Cell, cells_of
 from deepstack.runs.fit import power_law, vertex
 from deepstack.runs.intervals import (
     DRAWS,
@@ -17,14 +19,14 @@ from deepstack.runs.intervals import (
     interval,
     over_samples,
 )
+from deepstack.runs.outcomes import result_of
 from deepstack.runs.runs import Runs
-from deepstack.runs.settings import LR, SEED, depth_of, require
-from deepstack.runs.statistics import final_value, has_diverged, loss_column
+from deepstack.runs.settings import LR, require
 
 Losses = Mapping[int, Mapping[float, Mapping[int, float]]]
 """depth -> learning rate -> seed -> final validation loss, infinite for a diverged run."""
 
-HIGHEST, LOWEST, DIVERGED = "highest", "lowest", "diverged"
+DIVERGED = "diverged"
 
 
 class BestRate(NamedTuple):
@@ -107,7 +109,7 @@ def transfer(losses: Losses, draws: int = DRAWS) -> Transfer:
     best = []
     for n in depths:
         curve = mean_curve(losses[n], seeds)
-        edge = edge_of(curve)
+        edge = edge_of_curve(curve)
         rate = interval([sample.rates[n] for sample in samples], len(seeds), log=True)
         if edge:
             rate = UNKNOWN._replace(value=rate.value)
@@ -122,14 +124,25 @@ def transfer(losses: Losses, draws: int = DRAWS) -> Transfer:
     return Transfer(best, exponent if known else None, costs)
 
 
-def final_losses(runs: Sequence[Run], column: str) -> Losses:
-    """Return the final validation losses of runs; those that are not finite are infinite."""
-    losses: dict[int, dict[float, dict[int, float]]] = {}
-    for run in runs:
-        loss = math.inf if has_diverged(run) else final_value(run, column)
-        by_seed = losses.setdefault(depth_of(run), {}).setdefault(float(run.get(LR)), {})
-        by_seed[int(run.get(SEED, 0))] = loss if math.isfinite(loss) else math.inf
-    return losses
+def final_losses(runs: Sequence[Run]) -> Losses:
+    """Return the final validation losses of the ended runs of one setting."""
+    return losses_of(cells_of(map(result_of, runs)))
+
+
+def losses_of(cells: Iterable[Cell]) -> Losses:
+    """Return the final validation losses of the cells of one setting."""
+    return {
+        cell.depth: {
+            rate: {seed: finite_or_infinite(one.final_loss) for seed, one in by_seed.items()}
+            for rate, by_seed in cell.tried.items()
+        }
+        for cell in cells
+    }
+
+
+def finite_or_infinite(loss: float) -> float:
+    """Return a finite loss, or infinity."""
+    return loss if math.isfinite(loss) else math.inf
 
 
 def shared_seeds(losses: Losses) -> list[int]:
@@ -153,22 +166,23 @@ def best_rate(curve: tuple[np.ndarray, np.ndarray]) -> float:
     return float(np.exp(curve[0][curve[1].argmin()] if lowest is None else lowest[0]))
 
 
-def edge_of(curve: tuple[np.ndarray, np.ndarray]) -> str:
+def edge_of_curve(curve: tuple[np.ndarray, np.ndarray]) -> str:
     """Return the `edge` of the rate with the least loss, see BestRate."""
     if vertex(curve) is not None:
         return ""
-    at, last = int(curve[1].argmin()), len(curve[1]) - 1
-    return HIGHEST if at == last else LOWEST if at == 0 else DIVERGED
+    rates = curve[0].tolist()
+    between = DIVERGED if len(rates) > 1 else HIGHEST
+    return edge_of(rates[int(curve[1].argmin())], rates) or between
 
 
 def cost(curve: tuple[np.ndarray, np.ndarray], rate: float) -> float:
     """Return the loss at a rate, linear in log lr between those tried, minus the least loss.
 
-    Infinite beside a diverged run; NaN outside of the rates tried.
+    Infinite beside a diverged run; NaN outside of the rates tried, or where every rate diverged.
     """
     x, y = curve
     at = np.log(rate)
-    if not x[0] - 1e-9 <= at <= x[-1] + 1e-9:
+    if not x[0] - 1e-9 <= at <= x[-1] + 1e-9 or not np.isfinite(y.min()):
         return math.nan
     return float(np.interp(at, x, y) - y.min())
 
@@ -180,10 +194,9 @@ def transfers(runs: Runs) -> dict[str, Transfer]:
     runs of two learning rates or more with a common seed.
     """
     ended = runs.keep(lambda run: run.state in ENDED)
-    column = loss_column(ended)
     results = {}
     for series in ended.series(but=[LR]):
-        losses = final_losses(series.runs, column)
+        losses = final_losses(series.runs)
         if any(len(by_rate) > 1 for by_rate in losses.values()) and shared_seeds(losses):
             results[series.label] = transfer(losses)
     return require(results, "needs finished runs of two learning rates with a common seed")

@@ -39,7 +39,7 @@ def analyze_folder(
     """Analyze the model of `analyze_huggingface` on a text; write to analysis/ in its folder.
 
     text: a file that the task `tokens` reads: text, for the tokenizer.json of the folder, or
-        tokens.  Held-out sequences come from its last tenth.
+        tokens.  Held-out sequences come from blocks that are spread over it.
     bos: begin each sequence with the bos_token_id of config.json.
     settings: as in `analyze_model`.
 

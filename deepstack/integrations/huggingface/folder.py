@@ -1,8 +1,9 @@
 """Hugging Face folders: checked before anything is loaded, and loaded with weights that fit."""
 
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +14,24 @@ from torch import Tensor, nn
 
 from deepstack.base.errors import ConfigError, ResourceError
 from deepstack.config.machine import available_memory
+from deepstack.integrations.huggingface.constants import (
+    MASK_TYPES,
+    is_constant,
+    may_be_mask,
+    refuse_quantized,
+    tensors_in,
+)
 from deepstack.model.module_calls import undisturbed
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 LARGEST_CONFIG = 2**24  # bytes
-FLOATS, OTHERS = ("F64", "F32", "F16", "BF16"), ("I64", "BOOL")
+FLOATS, OTHERS = ("F64", "F32", "F16", "BF16"), ("I64",)
 SIZES = re.compile(r"layer|block|hidden|embd|d_model|intermediate|ffn|inner|head|expert|vocab")
 LAYERS = re.compile(r"^(n|num)_(\w+_)?(layer|block)s?$")
 NO_SIZES = re.compile(r"position|token_id|length|window|max_")
 """Keys of config.json that are sizes of tensors, numbers of layers, and neither of both."""
+PREFIXES = {r"^(?:module\.|_orig_mod\.)+": "", r"_orig_mod\.": ""}
+"""Patterns in names of tensors that wrappers have added, and their replacement."""
 OTHER_FORMATS = {
     "adapter_config.json": "a PEFT adapter without its base model; write the merged model: "
     "model.merge_and_unload().save_pretrained(folder)",
@@ -69,6 +79,12 @@ class Folder:
     elements: int
 
     @property
+    def code(self) -> list[str]:
+        """Return the keys of the config that name code of the folder, which is not run."""
+        parts = parts_of(self.config).items()
+        return [f"{prefix}auto_map" for prefix, part in parts if part.get("auto_map")]
+
+    @property
     def positions(self) -> int | None:
         """Return the largest number of positions, if the config states one."""
         for key in ("max_position_embeddings", "n_positions"):
@@ -82,18 +98,22 @@ class Folder:
         return None
 
     def notes(self) -> list[str]:
-        """Return a sentence on prefixes that are stripped."""
-        if not self.prefixes:
-            return []
-        return [f"stripped {' and '.join(self.prefixes)} from the names of tensors"]
+        """Return sentences on prefixes that are stripped, and on code that is not run."""
+        sentences = []
+        if self.prefixes:
+            sentences.append(f"stripped {' and '.join(self.prefixes)} from the names of tensors")
+        if self.code:
+            kind = self.config["model_type"]
+            sentences.append(f"the folder's code was not run: {kind} is built by transformers")
+        return sentences
 
 
 def read_folder(folder: str | Path) -> Folder:
     """Return a folder of config.json and *.safetensors; read no weights.
 
-    Raises ConfigError, one line, for files that are missing, damaged, elsewhere, quantized, or that
-    need code, and for a config whose sizes the weights cannot have; ResourceError if the memory
-    does not hold them.
+    Raises ConfigError, one line, for files that are missing, damaged, elsewhere or quantized, and
+    for a config whose sizes the weights cannot have; ResourceError if the memory does not hold
+    them.
     """
     path = Path(folder)
     if not is_huggingface(path):
@@ -143,17 +163,19 @@ def mapping_of(file: Path) -> dict[str, Any]:
     return content
 
 
+def parts_of(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return a config and its sections, by what precedes their keys."""
+    return {"": config} | {f"{k}.": v for k, v in config.items() if isinstance(v, dict)}
+
+
 def refuse_config(file: Path, config: Mapping[str, Any]) -> None:
-    """Raise ConfigError for quantized weights, code in the folder, and weights elsewhere."""
-    parts = {"": config} | {f"{k}.": v for k, v in config.items() if isinstance(v, dict)}
+    """Raise ConfigError for quantized weights, and for weights elsewhere."""
     reasons = {
         "quantization_config": "the weights are quantized; allowed fp32, fp16, bf16: dequantize "
         "them and save the model again",
-        "auto_map": "the model needs code of its folder, which is not run; build it and call "
-        "deepstack.analyze_model(model, batch)",
         "transformers_weights": "it names other weights; allowed model.safetensors",
     }
-    for prefix, part in parts.items():
+    for prefix, part in parts_of(config).items():
         for key, reason in reasons.items():
             if part.get(key) is not None:
                 raise ConfigError(f"{file}: {prefix}{key}: {reason}")
@@ -192,10 +214,9 @@ def tensors_of(file: Path) -> Iterator[tuple[str, int]]:
         with safe_open(file, framework="pt") as content:
             for name in content.keys():  # not a mapping
                 part = content.get_slice(name)
-                kind, count = part.get_dtype(), 1
-                for size in part.get_shape():
-                    count *= size
-                if kind not in (*FLOATS, *OTHERS):
+                kind, count = part.get_dtype(), math.prod(part.get_shape())
+                is_mask = kind in MASK_TYPES and may_be_mask(part.get_shape())
+                if kind not in (*FLOATS, *OTHERS) and not is_mask:
                     raise ConfigError(
                         f"{file}: tensor {name} is {kind}; allowed {', '.join(FLOATS)}: dequantize "
                         "the model and save it again"
@@ -207,8 +228,7 @@ def tensors_of(file: Path) -> Iterator[tuple[str, int]]:
 
 def refuse_sizes(file: Path, config: Mapping[str, Any], tensors: int, elements: int) -> None:
     """Raise ConfigError for sizes in the config that no file with so many weights can have."""
-    parts = {"": config} | {f"{k}.": v for k, v in config.items() if isinstance(v, dict)}
-    for prefix, part in parts.items():
+    for prefix, part in parts_of(config).items():
         for key, value in part.items():
             if not isinstance(value, int) or not SIZES.search(key) or NO_SIZES.search(key):
                 continue
@@ -224,20 +244,28 @@ def load_huggingface(folder: Folder) -> Any:
     """Return the causal language model of a folder, in fp32.
 
     Raises ConfigError unless every weight of the model is in the files, and every tensor of the
-    files in the model; ResourceError without transformers.
+    files in the model or a constant that the model computes itself.  Raises it also for a model
+    that transformers lacks; ResourceError without transformers.
     """
     path = folder.path
     try:
         import transformers
     except ImportError as error:
         raise ResourceError(f"{path}: transformers is missing: pip install transformers") from error
+    if folder.code and folder.config["model_type"] not in transformers.CONFIG_MAPPING:
+        raise ConfigError(
+            f"{path / CONFIG}: {folder.code[0]}: transformers has no model "
+            f"{folder.config['model_type']!r}, and code of the folder is not run; build it and "
+            "call deepstack.analyze_model(model, batch)"
+        )
+    refuse_quantized(folder.files)
     options: dict[str, Any] = {
         "local_files_only": True, "trust_remote_code": False, "use_safetensors": True,
         "dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True,
         "experts_implementation": "eager",  # the only one with forward-mode derivatives
     }  # fmt: skip
     if folder.prefixes:
-        options["key_mapping"] = {r"^(?:module\.|_orig_mod\.)+": "", r"_orig_mod\.": ""}
+        options["key_mapping"] = dict(PREFIXES)
     with quiet(transformers), refusing(path):
         load: Any = transformers.AutoModelForCausalLM.from_pretrained
         try:
@@ -246,6 +274,7 @@ def load_huggingface(folder: Folder) -> Any:
             if "attn_implementation" not in str(error):
                 raise
             model, info = load(path.resolve(), attn_implementation="eager", **options)
+    info["unexpected_keys"] = unknown_tensors(folder, model, info.get("unexpected_keys") or ())
     reasons = {
         "missing_keys": "the files lack weights of the model, which would be random",
         "mismatched_keys": "weights have other shapes than config.json says",
@@ -257,6 +286,23 @@ def load_huggingface(folder: Folder) -> Any:
             rest = f", … ({len(names)})" if len(names) > 3 else ""
             raise ConfigError(f"{path}: {reason}: {', '.join(names[:3])}{rest}")
     return model.float()
+
+
+def unknown_tensors(folder: Folder, model: nn.Module, unexpected: Iterable[str]) -> list[str]:
+    """Return the names among unexpected ones that are not constants of the model."""
+    left = set(unexpected)
+    for file in folder.files if left else ():
+        for name, tensor in tensors_in(file, lambda name: without_prefix(name) in left).items():
+            if is_constant(name, tensor, model):
+                left.discard(without_prefix(name))
+    return sorted(left)
+
+
+def without_prefix(name: str) -> str:
+    """Return the name of a tensor without what wrappers have added."""
+    for pattern, text in PREFIXES.items():
+        name = re.sub(pattern, text, name)
+    return name
 
 
 @contextmanager
@@ -306,8 +352,12 @@ def refuse_reading_ahead(path: Path, model: nn.Module, tokens: Tensor) -> None:
     some = tokens[:1].clone()
     changed = some.clone()
     changed[:, -1] = (some[:, -1] + 1) % max(2, int(tokens.max()) + 1)
-    with undisturbed(model), refusing(path):
-        one, two = (model(input_ids=x, use_cache=False).logits[:, :-1] for x in (some, changed))
+
+    def logits(x: Tensor) -> Tensor:
+        with undisturbed(model), refusing(path):
+            return model(input_ids=x, use_cache=False).logits[:, :-1].clone()
+
+    one, two = logits(some), logits(changed)
     if not one.isfinite().all():
         raise ConfigError(f"{path}: the logits are not finite; allowed finite weights")
     if not torch.allclose(one, two, rtol=0.0, atol=1e-3 * float(one.abs().max())):

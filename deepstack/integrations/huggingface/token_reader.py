@@ -3,18 +3,20 @@
 import mmap
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from deepstack.base.errors import needs_package
 from deepstack.records.files import mapping
 from deepstack.tasks.files import MOST_TEXT
+from deepstack.tasks.parts import Part, Tokens
 from deepstack.tasks.token_files import Reading
-from deepstack.tasks.windows import Part, Tokens
 
 SUFFIX = ".arrow"
 FORMAT = "a data set saved by Hugging Face datasets"
 STATE, SPLITS = "state.json", "dataset_dict.json"
+MASK = "attention_mask"  # 0 at the padding, which is left out
 
 
 def files_of(folder: Path, path: str, reading: Reading) -> list[Path] | None:
@@ -75,4 +77,13 @@ def read(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens] | lis
     values = [chunk.flatten() for chunk in chunks]
     if any(array.null_count for array in values):
         raise reading.refusal(file, f": found null among the tokens of {name!r}")
-    return [array.to_numpy() for array in values]
+    tokens = [array.to_numpy() for array in values]
+    if name != "input_ids" or MASK not in table.column_names:
+        return tokens
+    masks = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in table.column(MASK).chunks]
+    if [len(one) for one in masks] != [len(one) for one in tokens]:
+        raise reading.refusal(file, f": {MASK} has other lengths than {name}")
+    every: list[Any] = []
+    for one, mask in zip(tokens, masks, strict=True):  # a batch without padding stays mapped
+        every.append(Part(one[mask != 0]) if (mask == 0).any() else one)
+    return every

@@ -75,7 +75,7 @@ class OnRay(Launcher):
             return None
         cell.claim()
         order = Order(
-            config=config_yaml(cell),
+            config=config_yaml(cell, int(resources["num_cpus"])),
             folder=cell.folder.name,
             study=self.study,
             out=str(self.out),

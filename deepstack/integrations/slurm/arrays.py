@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -16,7 +17,13 @@ from typing import Any
 from deepstack.base import torchrun
 from deepstack.base.errors import ConfigError, ResourceError
 from deepstack.records import files
-from deepstack.sweeps.plan import Cell, config_yaml, requirements_of, train_arguments
+from deepstack.sweeps.plan import (
+    Cell,
+    Requirements,
+    config_yaml,
+    requirements_of,
+    train_arguments,
+)
 
 # Slurm signals the script this many seconds before its time is up, so that the run can save.
 SAVE_SECONDS = 60
@@ -136,9 +143,11 @@ def write_array(
     folder = (out / study / "slurm").absolute()
     if not str(folder).isprintable() or '"' in str(folder):
         raise ConfigError(f"--out: Slurm cannot write its log to {str(folder)!r}")
-    for cell in cells:
+    required = requirements(cells)
+    for cell, needed in zip(cells, required, strict=True):
         cell.claim()
-        files.replace(folder / f"{cell.folder.name}.yaml", config_yaml(cell).encode())
+        text = config_yaml(cell, needed.cores)
+        files.replace(folder / f"{cell.folder.name}.yaml", text.encode())
     # An earlier array may still be queued.
     names = (folder / f"array-{number}.sh" for number in itertools.count(1))
     script = next(path for path in names if not path.exists())
@@ -152,7 +161,7 @@ def write_array(
         "--open-mode=append",
         "--requeue",
         f"--signal=B:USR1@{SAVE_SECONDS}",
-        *resources(cells, directives),
+        *resources(required, directives),
         *([] if hours is None else [f"--time={max(1, math.ceil(60 * hours))}"]),
         *directives,
     ]
@@ -173,34 +182,34 @@ def write_array(
     return script
 
 
-def resources(cells: Sequence[Cell], directives: Sequence[str] = ()) -> list[str]:
+def requirements(cells: Sequence[Cell]) -> list[Requirements]:
+    """Return the requirements of the cells; 'auto' takes a GPU if this machine has one.
+
+    Nothing is known of the nodes.  The first run on a node may compile the C++ kernels.
+    """
+    import torch
+
+    has_gpu = torch.cuda.is_available()
+    required = []
+    for cell in cells:
+        one = requirements_of(cell, has_gpu=has_gpu)
+        may_compile = not one.gpu_memory and cell.config.runtime.replay not in (False, "python")
+        required.append(replace(one, memory=one.memory + COMPILER_BYTES * may_compile))
+    return required
+
+
+def resources(required: Sequence[Requirements], directives: Sequence[str] = ()) -> list[str]:
     """Return sbatch options for the cores, memory (MiB) and GPU of the largest cell.
 
     directives: the user's options; the resources that they name are left out.
     """
-    import torch
-
-    # Of the nodes nothing is known, so 'auto' takes a GPU if this machine has one.
-    has_gpu = torch.cuda.is_available()
-    required = [requirements_of(cell, has_gpu=has_gpu) for cell in cells]
-    memory = max(
-        run.memory + COMPILER_BYTES * may_compile(cell, has_gpu)
-        for cell, run in zip(cells, required, strict=True)
-    )
     asked = {re.split(r"[= ]", line)[0] for line in directives}
     options = [f"--cpus-per-task={max(run.cores for run in required)}"]
     if asked.isdisjoint(MEMORY_OPTIONS):
-        options.append(f"--mem={math.ceil(memory / 2**20)}M")
+        options.append(f"--mem={math.ceil(max(run.memory for run in required) / 2**20)}M")
     if asked.isdisjoint(GPU_OPTIONS) and any(run.gpu_memory for run in required):
         options.append("--gres=gpu:1")
     return options
-
-
-def may_compile(cell: Cell, has_gpu: bool) -> bool:
-    """Return whether a cell's first run on a node compiles the C++ kernels of a replayed step."""
-    runtime = cell.config.runtime
-    on_gpu = runtime.device == "cuda" or (runtime.device == "auto" and has_gpu)
-    return not on_gpu and runtime.replay not in (False, "python")
 
 
 def submit(script: Path, after: str | None = None) -> str:

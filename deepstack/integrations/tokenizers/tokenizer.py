@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from deepstack.base.errors import needs_package
 from deepstack.tasks.files import find_files, refusal, refusing, sha256_of
-from deepstack.tasks.windows import Part, Tokens
+from deepstack.tasks.parts import Part, Tokens
 
 LARGEST_TOKENIZER = 2**28  # bytes
 

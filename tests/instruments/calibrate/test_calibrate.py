@@ -37,7 +37,7 @@ def exponents_of(rows: list[Any], step: int) -> dict[str, float]:
 def test_deepnorm_under_adam_has_the_exponents_of_its_derivation(tmp_path: Path) -> None:
     """See `deepnorm_rates`: 1/2 for matrices, 3/4 for biases, 1 for norms, 0 for tables."""
     config = small(model__d_model=32)
-    measured = calibrate(config, depths=(6, 24), seeds=2, steps=(1,), out=tmp_path)
+    measured = calibrate(config, depths=(6, 24), seeds=4, steps=(1,), out=tmp_path)
     before, after = exponents_of(measured.rows, 1), exponents_of(measured.rows_after, 1)
     predicted = {"v": 0.5, "o": 0.5, "w1": 0.5, "w2": 0.5, "bias": 0.75}
     predicted |= {"norm_gain": 1.0, "norm_bias": 1.0, "embedding": 0.0}

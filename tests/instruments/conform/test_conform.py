@@ -215,7 +215,7 @@ def test_a_file_without_a_block_is_refused(text: str, message: str, tmp_path: Pa
 
 def test_the_template_names_every_parameter() -> None:
     text = template_of("sub_ln", {})
-    assert '"after_activation": "{l}.after_activation",  # 40' in text
+    assert '"after_activation": "{l}.after_activation",  # 40, starts at 1' in text
     assert '"q": "{l}.q",  # 24 x 24' in text and '"final_norm": "final_norm"' in text
     assert "q.bias" not in text  # a module has both
     assert '"attention_connections.bias"' in template_of("mhc", {})

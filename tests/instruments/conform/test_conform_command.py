@@ -1,15 +1,20 @@
 """`deepstack conform` and the two examples of docs/conform.md."""
 
 import json
+import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers import ROOT
 from helpers.command_line import refusal, succeed, typed
 
 from deepstack.base.errors import DifferenceError
+from deepstack.instruments.conform.template import template_of
+from deepstack.schemes import SCHEMES
 
 PAGE = (ROOT / "docs" / "conform.md").read_text(encoding="utf-8")
 
@@ -58,9 +63,10 @@ def test_settings_and_checks_come_from_the_command_line(block: Path) -> None:
     only = "--checks", "forward"
     message = refusal(6, "conform", block, "model.norm.eps=1e-4", "--scheme", "deepnorm", *only)
     assert "epsilon is 1e-05\n" in message
-    assert "allowed: forward, gradients" in refusal(2, "conform", block, "--checks", "speed")
+    scheme = "--scheme", "deepnorm"
+    speed = refusal(2, "conform", block, *scheme, "--checks", "speed")
+    assert "allowed: forward, gradients" in speed
     assert "did you mean 'deepnorm'" in refusal(2, "conform", block, "--scheme", "depnorm")
-    assert "FILE is missing" in refusal(2, "conform", "--scheme", "deepnorm")
 
 
 def test_the_template_is_a_python_file() -> None:
@@ -69,3 +75,107 @@ def test_the_template_is_a_python_file() -> None:
     exec(done.stdout, names)
     assert names["PARAMETERS"]["attention_norm_2"] == "{l}.attention_norm_2"
     assert names["PARAMETERS"]["entry_norm"] == "entry_norm"
+
+
+def test_a_scheme_a_file_and_settings_are_asked_for(block: Path) -> None:
+    message = refusal(2, "conform", block)
+    assert f"type deepstack conform {block} --scheme deepnorm" in message.replace("\n", " ")
+    assert "--scheme is missing" in refusal(2, "conform", block, "seed")
+    message = refusal(2, "conform", block, "seed", "--scheme", "deepnorm")
+    assert "found 'seed'; allowed key=value" in message and "model.norm.kind=rms" in message
+    assert "FILE is missing" in refusal(2, "conform", "--scheme", "deepnorm")
+    assert "FILE is missing" in refusal(2, "conform", "model.bias=false", "--scheme", "deepnorm")
+
+
+ENDS = {
+    "sys.exit(0)": "import sys; sys.exit(0)",
+    "sys.exit('done')": "import sys; sys.exit('done')",
+    "sys.exit(None)": "quit()",
+    "os._exit(0)": "import os; os._exit(0)",
+    "os.abort()": "import os; os.abort()",
+    "os.kill(": "import os; os.kill(os.getpid(), 9)",
+    "signal.raise_signal(15)": "import signal; signal.raise_signal(15)",
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("where", ["file", "build", "forward"])
+def test_a_file_that_ends_python_is_refused_with_the_place(
+    how: str, where: str, tmp_path: Path
+) -> None:
+    end = ENDS[how]
+    lines = {
+        "file": [end],
+        "build": ["def build(*sizes):", f"    {end}"],
+        "forward": [
+            "import torch", "class M(torch.nn.Module):", "    def __init__(self):",
+            "        super().__init__()", "        self.q = torch.nn.Linear(24, 24)",
+            "    def forward(self, x):", f"        {end}", "def build(*sizes):", "    return M()",
+        ],
+    }[where]  # fmt: skip
+    file = tmp_path / "mine.py"
+    file.write_text("\n".join([*lines, "PARAMETERS = {'q': 'q'}"]))
+    message = refusal(2, "conform", file, "--scheme", "rezero", "--checks", "forward")
+    line = next(number for number, text in enumerate(lines, 1) if end in text)
+    assert f"mine.py:{line}: {how}" in message and "ends Python" in message
+
+
+def test_modes_that_a_file_sets_are_restored(block: Path, tmp_path: Path) -> None:
+    modes = """
+import os, sys, torch
+torch.set_default_dtype(torch.float16)
+torch.set_default_device("meta")
+torch.use_deterministic_algorithms(True)
+torch.set_grad_enabled(False)
+torch.set_num_threads(3)
+torch.set_float32_matmul_precision("medium")
+os.chdir("/")
+sys.path.insert(0, "/nowhere")
+"""
+    block.write_text(modes + block.read_text().replace("(2 * 2 * N)", "(2 * N)"))
+    before = modes_now()
+    found = json.loads(
+        succeed("conform", block, "--scheme", "deepnorm", "--checks", "gradients", "--json")
+    )
+    assert found["agrees"] and modes_now() == before
+
+
+def modes_now() -> list[Any]:
+    return [
+        torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(),
+        torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(),
+        torch.get_float32_matmul_precision(), os.getcwd(), list(sys.path),
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_mhc_is_written_from_the_page_and_the_template(tmp_path: Path) -> None:
+    path = tmp_path / "my_mhc.py"
+    path.write_text(shown("my_mhc.py"), encoding="utf-8")
+    found = json.loads(succeed("conform", path, "--scheme", "mhc", "--json"))
+    assert found["agrees"] and found["notes"] == []
+    assert {row["check"] for row in found["rows"]} >= {"forward", "gradients", "start"}
+
+
+def test_the_template_states_formulas_order_starts_and_epsilons() -> None:
+    text = typed("conform", "--scheme", "mhc", "--template").stdout
+    for words in (
+        "H <- A_r H + B G(LN(h))", "mean(z^2) + 1e-6", "in the order [a | b | R]",
+        "by its sums over i, then by its\nsums over j", "0 on the diagonal and -8 elsewhere",
+        "iterations=20", "streams=4", "epsilon 1e-05 inside the root", "phi relu: max(z, 0)",
+        "# 3, starts at 0.01", "# 4 x 24 x 24, starts at 0", "# 24 x 24, random", "xavier_normal",
+    ):  # fmt: skip
+        assert words in text, words
+    decoder = ("model.family=decoder", "model.positions=rotary", "model.n_kv_heads=2")
+    text = typed("conform", *decoder, "--scheme", "deepnorm", "--template").stdout
+    assert "A position reads itself and those before it." in text
+    assert "(2i, 2i + 1) or (i, i + d_head/2)" in " ".join(text.split())
+    assert '"k": "{l}.k",  # 8 x 24, random' in text
+    assert "random times a gain, 0.5 in layer 1 of 2" in text
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_template_is_a_python_file_with_the_schemes_equation(scheme: str) -> None:
+    text = template_of(scheme, {})
+    compile(text, scheme, "exec")
+    assert SCHEMES[scheme].equation.split("\n")[0] in text

@@ -1,4 +1,4 @@
-"""Entries: their published numbers, statistics of their draws, and `deepstack theory`.
+"""Entries: their published numbers, statistics of their draws, and `deepstack reproduce`.
 
 A wrong prediction would be noticed.
 """
@@ -78,6 +78,12 @@ NOW = [name for name in HERE if name not in BY_DEFAULT][ROTATION % 8 :: 8]
 def tier_of(name: str) -> list[Any]:
     """Return the mark of an entry: none by default, slow or full."""
     return [] if name in BY_DEFAULT else [pytest.mark.slow if name in NOW else pytest.mark.full]
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are kept below the working directory."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=tier_of(name)) for name in HERE])
@@ -175,7 +181,7 @@ def test_agreement_is_relative_to_the_second_argument() -> None:
 
 
 def measured(*more: str) -> dict[str, Any]:
-    (claimed,) = json.loads(typed("theory", "--claim", "C0", "--json", *more).stdout)
+    (claimed,) = json.loads(typed("reproduce", "C0", "--json", *more).stdout)
     return claimed
 
 
@@ -196,8 +202,8 @@ def test_thorough_draws_eight_times_as_many_and_decides(monkeypatch: pytest.Monk
     assert (decided["draws"], decided["decision"]) == (320, "agrees")
     monkeypatch.setenv("COLUMNS", "200")
     first, second = (part["draws_needed"] for part in plain["parts"])
-    assert f"undecided (needs {first} draws, has 40)" in typed("theory", "--claim", "C0").stdout
-    page = typed("theory", "--claim", "C0", "--markdown").stdout
+    assert f"undecided (needs {first} draws, has 40)" in typed("reproduce", "C0").stdout
+    page = typed("reproduce", "C0", "--markdown").stdout
     assert f"| C0 | mean | 40 | {first} |\n| C0 | beside: wider | 40 | {second} |" in page
 
 
@@ -233,7 +239,7 @@ def test_indices_are_lowered_as_whole_words() -> None:
 
 
 def test_the_command_gives_everything_as_json() -> None:
-    result = typed("theory", "--claim", "C38", "--claim", "C22", "--json", "--seed", "3")
+    result = typed("reproduce", "C38", "C22", "--json", "--seed", "3")
     first, second = json.loads(result.stdout)
     assert (first["id"], second["id"]) == ("C38", "C22")
     assert first["source"]["papers"].startswith("arXiv:2203.00555")
@@ -248,7 +254,7 @@ def test_the_command_gives_everything_as_json() -> None:
 
 def test_the_command_makes_a_page_with_charts(tmp_path: Path) -> None:
     folder = tmp_path / "claims"
-    words = "theory", "--claim", "C38", "--claim", "C22", "--markdown", "--charts", folder
+    words = "reproduce", "C38", "C22", "--markdown", "--charts", folder
     page = typed(*words).stdout.splitlines()
     assert page[0].startswith("# ") and "made by `deepstack" in page[2]
     assert any(line.startswith("| [C38](#c38) | `The gain of W_Q") for line in page)
@@ -280,11 +286,11 @@ def test_the_page_in_docs_is_of_these_claims() -> None:
 def test_wrong_options_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
     (file := tmp_path / "file").touch()
     for words, message in (
-        (["--claim", "C99"], "unknown claim 'C99'"),
+        (["C99"], "unknown claim 'C99'"),
         (["--json", "--markdown"], "allowed one of them"),
         (["--charts", str(file)], "is a file"),
     ):
-        result = typed("theory", "--claim", "C4", *words)
+        result = typed("reproduce", "C4", *words)
         assert result.exit_code == 2 and message in result.stderr
         assert result.stdout == "" and " s " not in result.stderr
 
@@ -299,12 +305,12 @@ def test_a_refuted_claim_exits_zero(monkeypatch: pytest.MonkeyPatch) -> None:
         return Finding(parts, "It is not.", Curves("x", "y", lines))
 
     monkeypatch.setenv("COLUMNS", "200")
-    result = typed("theory", "--claim", "C0", "--claim", "C5")
+    result = typed("reproduce", "C0", "C5")
     assert result.exit_code == 0
     for words in ("x*y* E[z]", "disagrees", "E‖z‖² = d (α² + v²w²)", "predicted"):
         assert words in result.stdout
     assert "C5" in result.stderr and " s " in result.stderr
-    page = typed("theory", "--claim", "C0", "--markdown").stdout
+    page = typed("reproduce", "C0", "--markdown").stdout
     assert "| x\\*y\\* E[z] | 1 | 0: z\\_i\\_ = 0 | 2 | disagrees |" in page
     assert "| \\|x\\| | ≤ 1 | 100: far away | 2.00 ± 0.10 | beside: disagrees |" in page
 
@@ -332,7 +338,7 @@ def test_a_plugin_can_add_a_claim(tmp_path: Path) -> None:
         "    null = Null(0.0, 'nothing')\n"
         "    return Finding([Part('one', 1.0, 1.0, 0.0, null=null)], 'Nothing was done.')\n"
     )
-    (found,) = json.loads(typed("theory", "--plugin", file, "--claim", "mine", "--json").stdout)
+    (found,) = json.loads(typed("reproduce", "mine", "--plugin", file, "--json").stdout)
     assert (found["formula"], found["verdict"]) == ("1 = 1", "agrees")
     assert found["source"] == {"title": "My notes", "address": "", "papers": ""}
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers import ROOT
 from helpers.command_line import typed
-from helpers.probe_models import D, adamw, batch_of, encoder, probe_of, probed
+from helpers.probe_models import D, WithHead, adamw, batch_of, encoder, probe_of, probed
 from torch import Tensor, nn
 
 import deepstack
@@ -276,3 +276,29 @@ def test_mistakes_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             deepstack.calibrate_model(build, **given | wrong)
+
+
+def test_a_calibration_without_hidden_refuses_logits(tmp_path: Path) -> None:
+    tokens = torch.arange(6).view(2, 3)
+
+    def logits(depth: int, seed: int) -> Any:
+        model = WithHead()
+        return model, tokens, lambda step: model(tokens).square().mean()
+
+    def unknown(depth: int, seed: int) -> Any:
+        model = nn.Linear(D, D)
+        return model, batch_of(0), lambda step: model(batch_of(step)).square().mean()
+
+    given = {"depths": (2, 4), "groups": {"all": "*"}, "lr": 1e-5, "steps": (1,), "seeds": 1}
+    for build, message in (
+        (logits, r"hidden: found a tensor of shape \(2, 3, 11\), no hidden state of width 16"),
+        (unknown, r"hidden: without layers .* name the module whose output is F"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            deepstack.calibrate_model(build, **given, out=tmp_path / "s")
+        assert not list(tmp_path.iterdir())
+    for build, hidden in ((logits, "encoder"), (unknown, lambda model, batch: model(batch))):
+        result = deepstack.calibrate_model(
+            build, **given, out=tmp_path / build.__name__, hidden=hidden, check=False
+        )
+        assert len(result.before) == 4

@@ -14,7 +14,7 @@ from helpers.command_line import TINY, refusal, typed
 import deepstack
 from deepstack.base.errors import ConfigError
 from deepstack.config import Study
-from deepstack.instruments.refine.refine import FEWEST, MOST, Search, count_runs, mean_loss, refine
+from deepstack.instruments.refine.refine import FEWEST, MOST, Search, count_runs, failure, refine
 from deepstack.records import Run, find_runs
 from deepstack.sweeps import Cell, Launcher
 
@@ -52,7 +52,7 @@ class Here(Launcher):
         self.budgets.append(budget)
 
     def start(self, cell: Cell) -> Actor:
-        if self.hangs and cell.config.train.lr == 1e-3:
+        if self.hangs and cell.config.train.lr == 2e-3:
             return Actor(None)
         deepstack.train(cell.config, study=self.name, out=self.out)
         return Actor(0)
@@ -72,7 +72,7 @@ def search_for(loss: Callable[[float], float], limit: int = MOST) -> Search:
     """Return a search that has ended.  loss: of a value."""
     search = Search(1.0, 1.26, limit)
     while wanted := search.wanted():
-        search.losses |= {i: loss(search.value(i)) for i in wanted}
+        search.failures |= {i: (0.0, loss(search.value(i))) for i in wanted}
     return search
 
 
@@ -89,14 +89,14 @@ def test_a_search_leaves_values_that_diverge_and_ends_at_its_limit() -> None:
     assert optimum.inside
     assert optimum.value == pytest.approx(0.02, rel=0.26)
     search = search_for(lambda value: -value, limit=9)
-    assert len(search.losses) == 9 and not search.optimum({}).inside
+    assert len(search.failures) == 9 and not search.optimum({}).inside
     assert search_for(lambda value: math.inf).optimum({}).value is None
 
 
 @pytest.mark.parametrize("losses", [[3.0, 2.0], [2.0, 3.0], [3.0, 2.0, 4.0]])
 def test_a_best_value_lies_inside_with_both_neighbours_only(losses: list[float]) -> None:
     search = Search(1.0, 1.26, MOST)
-    search.losses |= dict(enumerate(losses))
+    search.failures |= {i: (0.0, loss) for i, loss in enumerate(losses)}
     assert search.optimum({}).inside is (len(losses) == 3)
 
 
@@ -117,19 +117,19 @@ def test_rates_are_found_for_each_depth_and_reported_by_other_seeds(tmp_path: Pa
     }
     for one in optima:
         here = [run for run in reported if run.get("model.depth") == one.setting["model.depth"]]
-        assert one.reported == pytest.approx(mean_loss(here)) and one.reported != one.loss
+        assert one.reported == pytest.approx(failure(here)[1]) and one.reported != one.loss
     again = refine(study, "train.lr", max_runs=20, select_seeds=[0], name="r", out=tmp_path)
     assert again == optima
 
 
 def test_a_run_that_failed_after_an_evaluation_has_no_loss(tmp_path: Path) -> None:
     run = deepstack.train(small(), out=tmp_path)
-    assert math.isfinite(mean_loss([run]))
+    assert math.isfinite(failure([run])[1])
     for state in ("failed", "diverged"):
         run.folder.write_status(state, int(run.steps["step"].iloc[-1]))
-        assert mean_loss([Run(run.path)]) == math.inf
-        assert mean_loss([run, Run(run.path)]) == math.inf, "one seed of two"
-    assert mean_loss([]) == math.inf
+        assert failure([Run(run.path)])[1] == math.inf
+        assert failure([run, Run(run.path)])[1] == math.inf, "one seed of two"
+    assert failure([])[1] == math.inf
 
 
 def test_the_number_of_runs_is_known_before() -> None:
@@ -178,7 +178,7 @@ def test_a_run_over_its_time_has_no_loss_and_retry_runs_it_again(
     monkeypatch.setattr(Here, "hangs", True)
     for words in (["--run-timeout", 0.01], []):
         code, row, text = searched(tmp_path, *words)
-        assert code == 3 and row is not None and row["train.lr"] not in (None, 1e-3)
+        assert code == 3 and row is not None and row["train.lr"] not in (None, 2e-3)
         assert ("took longer than --run-timeout, 0.01 s" in text) is bool(words)
     assert text.rstrip().endswith("to run them again: --retry failed")
     monkeypatch.setattr(Here, "hangs", False)

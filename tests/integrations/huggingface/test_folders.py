@@ -95,7 +95,10 @@ DAMAGED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "unknown model": (edit(model_type="no_such_model"), "not a causal language model"),
     "no model": (edit(model_type=None), "model_type: found None"),
     "quantized": (edit(quantization_config={"bits": 4}), "quantization_config: the weights are"),
-    "code": (edit(auto_map={"AutoModelForCausalLM": "m.M"}), "auto_map: the model needs code"),
+    "code": (
+        edit(auto_map={"AutoModelForCausalLM": "m.M"}, model_type="mine"),
+        "auto_map: transformers has no model 'mine'",
+    ),
     "weights elsewhere": (edit(transformers_weights="../w.safetensors"), "names other weights"),
     "config no JSON": (content("config.json", b"{"), "config.json: Expecting property"),
     "config a list": (content("config.json", b"[1]"), "config.json: found list; allowed a mapping"),

@@ -68,3 +68,20 @@ def test_a_wrong_state_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "../a.arrow"}]}')
     with pytest.raises(ConfigError, match=r"^task\.path: .*is not the state of a saved data set"):
         task_of_files(tmp_path)
+
+
+@pytest.mark.slow
+def test_padding_is_left_out(tmp_path: Path) -> None:
+    rows = [list(range(i, i + 30)) for i in range(100)]
+    masks = [[1] * (30 - i % 5) + [0] * (i % 5) for i in range(100)]
+    pairs = list(zip(rows, masks, strict=True))
+    padded = [[t if m else 0 for t, m in zip(*pair, strict=True)] for pair in pairs]
+    path = save(tmp_path / "d", input_ids=padded, attention_mask=masks)
+    kept = [t for pair in pairs for t, m in zip(*pair, strict=True) if m]
+    assert all_tokens(path) == kept and task_of_files(path).memory > 0
+    full = save(tmp_path / "f", input_ids=rows, attention_mask=[[1] * 30] * 100)
+    assert all_tokens(full) == [t for row in rows for t in row]
+    assert task_of_files(full).memory == 0  # still mapped
+    uneven = save(tmp_path / "u", input_ids=rows, attention_mask=[[1] * 29] * 100)
+    with pytest.raises(ConfigError, match="attention_mask has other lengths than input_ids"):
+        task_of_files(uneven)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from deepstack.diagnostics import ModelUpdate
+from deepstack.diagnostics import ModelUpdate, token_distance
 from deepstack.instruments.ledger.claim import Drawn, Null, Rule, claim
 from deepstack.instruments.ledger.claim_stack import Trial, small_stack
 from deepstack.instruments.ledger.claims.attention import unigram_losses
@@ -85,7 +85,7 @@ def vanishing(seed: int, steps: int = 20) -> dict[str, float]:
     """Return the fall of the lowest layer's gradient, and the lag of its halving."""
     trial = small_stack(seed, **LEARNING)
     update, F_0 = ModelUpdate(trial.model, trial.probe), trial.model.hidden(trial.probe)
-    unrelated = math.sqrt(2) * F_0.norm(dim=-1).mean().item()
+    unrelated = math.sqrt(2) * token_distance(F_0).item()
     gradients, moved = [probe_gradients(trial)[0].item()], [0.0]
 
     def after(step: int) -> None:

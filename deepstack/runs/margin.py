@@ -1,0 +1,83 @@
+"""The margin of the best setting over its nearest rival: leader, paired difference, interval.
+
+The leader is the setting with the least mean final loss at its best value, among those whose seeds
+all have a finite loss there.  It is compared with each of the others over the seeds that both have:
+mean and 95 % interval (Student's t) of the differences.  The rival is the setting whose interval
+reaches furthest down, so that a margin above 0 holds for all others too; without intervals it is
+the one with the least mean loss.  Of equals the first one counts, in the order of tables.
+
+The best values are chosen by the losses that are compared.  Over simulated studies of normal losses
+the interval holds the difference of the true means at the chosen values in 94.5 to 99 % for two
+settings with one to five values and 3 to 12 seeds, and more often for more settings
+(docs/answer.md): settings that hardly differ have their intervals too wide, none too narrow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from deepstack.runs.best import Best
+from deepstack.runs.statistics import Mean, mean_of
+
+DIGITS = 9  # of an interval's end that count where two are compared
+Widen = Callable[[Best, Mean], Mean]
+
+
+@dataclass(frozen=True)
+class Margin:
+    """The lead of the best setting over its nearest rival.
+
+    gap: the rival's loss minus the leader's, seed by seed, in nats: mean and interval.
+    others: number of settings that the best one was compared with.
+    """
+
+    leader: Best
+    rival: Best
+    gap: Mean
+    others: int
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return math.isfinite(self.gap.low) and self.gap.low > 0
+
+
+def margin_of(
+    cells: Sequence[Best], widen: Widen | None = None, *, of_values: bool = False
+) -> Margin | None:
+    """Return the lead of the setting with the least mean loss; None if fewer than two have losses.
+
+    widen: leader and a difference -> the difference with a wider interval.
+    of_values: whether each value of a setting counts as a setting: one value of the leader has to
+        beat each value of the others, so that it does not matter that the losses choose it.
+    """
+    ends = [one for cell in cells for one in (cell.at_each_value() if of_values else [cell])]
+    losses = {i: known for i, cell in enumerate(ends) if (known := cell.losses) is not None}
+    order = sorted(losses, key=lambda i: fmean(losses[i].values()))
+    leader = ends[order[0]] if order else None
+    others = [i for i in order if leader and not ends[i].same_cell(leader)]
+    if leader is None or not others:
+        return None
+    gaps = {i: difference(losses[i], losses[order[0]]) for i in others}
+    if widen is not None:
+        gaps = {i: widen(leader, gap) for i, gap in gaps.items()}
+    unknown = [i for i in others if not math.isfinite(gaps[i].low)]
+    nearest = min(others, key=lambda i: round(gaps[i].low, DIGITS))
+    if unknown:
+        nearest = unknown[0] if of_values else others[0]
+    elif gaps[nearest].low > 0:  # then its best value is clearly worse too
+        nearest = next(i for i in others if ends[i].same_cell(ends[nearest]))
+    number = len({(ends[i].label, ends[i].depth) for i in others})
+    return Margin(leader, ends[nearest], gaps[nearest], number)
+
+
+def difference(losses: dict[int, float], of_leader: dict[int, float]) -> Mean:
+    """Return the mean loss minus the leader's over shared seeds; n is 0 if none is shared."""
+    shared = sorted(set(losses) & set(of_leader))
+    if shared:
+        return mean_of([losses[seed] - of_leader[seed] for seed in shared])
+    value = fmean(losses.values()) - fmean(of_leader.values())
+    return mean_of([])._replace(value=value)

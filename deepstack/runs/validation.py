@@ -1,0 +1,30 @@
+"""Leaves out runs whose validation losses cannot be compared with the others of a study."""
+
+from deepstack.base.text import counted
+from deepstack.records import Run
+from deepstack.runs.runs import Runs
+
+MOST_NAMES = 3
+
+
+def of_one_validation(runs: Runs) -> tuple[Runs, list[str]]:
+    """Return the runs whose validation losses may be compared, and a line on those left out.
+
+    Runs of earlier versions validated on the end of the text, another sample for each seed.  Where
+    newer runs are beside them, they are left out.
+    """
+    earlier = [run for run in runs if is_of_earlier_version(run)]
+    if not earlier or len(earlier) == len(runs):
+        return runs, []
+    names = ", ".join(run.name for run in earlier[:MOST_NAMES])
+    more = f" and {len(earlier) - MOST_NAMES} more" if len(earlier) > MOST_NAMES else ""
+    line = (
+        f"left out: {counted('{} runs', len(earlier))} of an earlier version of deepstack, which "
+        f"validated on other text ({names}{more}); --where run=NAME,… shows them alone"
+    )
+    return runs.keep(lambda run: run not in earlier), [line]
+
+
+def is_of_earlier_version(run: Run) -> bool:
+    """Return whether deepstack trained a run with the validation sets of earlier versions."""
+    return "data" in run.meta and "validation" not in run.meta and "hidden" not in run.meta

@@ -1,0 +1,145 @@
+"""The clauses in which findings are stated: who learns, which is better, undecided, edges.
+
+`deepstack sweep`, `report` and `answer` print these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from deepstack.base.text import counted, signed_text, value_text
+from deepstack.runs.best import Best, by_success
+from deepstack.runs.intervals import LEAST_SEEDS
+from deepstack.runs.margin import Margin, margin_of
+from deepstack.runs.statistics import Mean
+
+ROUNDING = 1e-6  # half of an interval below this part of the value is rounding
+NAME = "95 % interval"
+PAIRS = "pairs of seeds"
+
+
+def digits_of(mean: Mean) -> int:
+    """Return the decimals that show two digits of a mean's interval, or else of the mean."""
+    half = (mean.high - mean.low) / 2
+    scale = half if math.isfinite(half) and half > ROUNDING * abs(mean.value) else abs(mean.value)
+    if not math.isfinite(scale) or scale == 0:
+        return 3
+    return min(max(1 - math.floor(math.log10(scale)), 2), 5)
+
+
+def nats(number: Mean | float) -> str:
+    """Return a number of nats with the decimals of its interval, or three."""
+    if isinstance(number, Mean):
+        return signed_text(number.value, digits_of(number))
+    return signed_text(number, 3)
+
+
+def interval_text(
+    mean: Mean, unit: str = PAIRS, *, name: str = NAME, least: int = LEAST_SEEDS
+) -> str:
+    """Return '95 % interval 0.28 to 0.35, 5 pairs of seeds', or why there is none.
+
+    name: of the interval.
+    least: number of seeds from which on there is one.
+    """
+    number = counted(f"{{}} {unit}", mean.n)
+    if unit == PAIRS and mean.n == 1:
+        number = "1 pair of seeds"
+    if not math.isfinite(mean.low):
+        return f"{number}, no interval below {least}"
+    digits = digits_of(mean)
+    low, high = (signed_text(end, digits) for end in (mean.low, mean.high))
+    return f"{name} {low} to {high}, {number}"
+
+
+def margin_clause(
+    margin: Margin,
+    several_depths: bool,
+    *,
+    name: str = NAME,
+    least: int = LEAST_SEEDS,
+    with_values: bool = False,
+) -> str:
+    """Return the clause on a comparison of two settings, or of two depths of one.
+
+    several_depths: whether the clause names its depth.
+    name, least: see `interval_text`.
+    with_values: whether an undecided clause names the learning rates.
+    """  # fmt: skip
+    leader, rival, gap = margin.leader, margin.rival, margin.gap
+    numbers = interval_text(gap, name=name, least=least)
+    if not gap.n:
+        numbers = "no shared seed, so no interval"
+    if leader.label == rival.label:
+        return depths_clause(margin, numbers)
+    at = f"at N = {leader.depth} " if several_depths else ""
+    if margin.is_clear:
+        others = "" if margin.others == 1 else f" and the {margin.others - 1} others"
+        if margin.others == 2:
+            others = " and the other one"
+        text = f"{at}{leader.label} is better than {rival.label}{others}: it ends {nats(gap)}"
+        return f"{text} nats below {rival.label} ({numbers})"
+    if with_values and leader.is_chosen and rival.is_chosen:
+        rates = f"lr {value_text(leader.value)} and {value_text(rival.value)}"
+        numbers = f"{rates}; {numbers}"
+    return (
+        f"{at}it is undecided which of {leader.label} and {rival.label} is better: {leader.label} "
+        f"ends {nats(gap)} nats lower ({numbers})"
+    )
+
+
+def lead_sentence(rows: Sequence[Best]) -> str | None:
+    """Return the sentence on the best setting of the greatest depth; None without two losses."""
+    deepest = max((one.depth for one in rows), default=0)
+    margin = margin_of([one for one in rows if one.depth == deepest])
+    if margin is None:
+        return None
+    several_depths = any(one.depth < deepest for one in rows)
+    return f"{as_sentence(margin_clause(margin, several_depths))}."
+
+
+def depths_clause(margin: Margin, numbers: str) -> str:
+    """Return the clause on one setting at two depths."""
+    leader, rival, gap = margin.leader, margin.rival, margin.gap
+    least, most = sorted((leader.depth, rival.depth))
+    if margin.is_clear:
+        verb = "falls" if leader.depth == most else "rises"
+        text = f"its validation loss {verb} by {nats(gap)} nats from N = {least} to {most}"
+        return f"{text} ({numbers})"
+    return (
+        f"it is undecided whether its loss differs between N = {least} and {most}: "
+        f"{nats(gap)} nats ({numbers})"
+    )
+
+
+def rate_sentence(rows: Sequence[Best], most: int) -> str | None:
+    """Return a sentence on the best rates of the greatest depth, or None if none was chosen.
+
+    most: the number of settings that it names.
+    """
+    deepest = by_success([one for one in rows if one.depth == max(one.depth for one in rows)])
+    if not any(one.is_chosen for one in deepest):
+        return None
+    words = []
+    for one in deepest[:most]:
+        if one.is_chosen and not one.learnt:
+            words.append(f"{one.label} learns at no rate")
+            continue
+        where = f" at its best rate ({one.value_text})" if one.is_chosen else ""
+        words.append(f"{one.label} learns{where}: {one.learnt} of {counted('{} seeds', one.seeds)}")
+    more = f"; and {len(deepest) - most} more" if len(deepest) > most else ""
+    return f"At N = {deepest[0].depth}, {'; '.join(words)}{more}."
+
+
+def count_text(one: Best) -> str:
+    """Return a setting with its count: 'DeepNorm at its best rate (0.064) 2 of 2 (0.47)'."""
+    rate = f" at its best rate ({one.value_text})" if one.is_chosen else ""
+    gain = f" ({one.gain:.2f})" if one.learnt else ""
+    return f"{one.label}{rate} {one.learnt} of {one.seeds}{gain}"
+
+
+def as_sentence(text: str) -> str:
+    """Return a text with a capital letter, unless it begins with the name of a setting."""
+    begins = text.split(" ")[0] in ("it", "at", "its", "the", "no")
+    return text[0].upper() + text[1:] if begins else text

@@ -1,0 +1,154 @@
+"""`deepstack coordinates`, `deepstack.coordinates` and `deepstack.assert_coordinates`."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+from helpers.command_line import refusal, succeed, typed
+
+import deepstack
+from deepstack.base.errors import ConfigError
+
+SMALL = ["--widths", "16,64", "--depths", "2,8", "--seeds", "0,1,2"]
+MIXER = (ROOT / "experiments/planted_coordinate_faults/models/mixer.py").read_text(encoding="utf-8")
+WRONG = MIXER.replace("std=linear.in_features**-0.5", "std=0.2")
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "build.py"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_right_model_exits_0_with_a_table_and_a_figure(tmp_path: Path) -> None:
+    path, out = written(tmp_path, MIXER), tmp_path / "results"
+    done = typed("coordinates", path, *SMALL, "--out", out)
+    assert done.exit_code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    titles = "module over size branch change_1 change_3 change_10 own_1 own_3 own_10 breaks"
+    assert lines[1].split() == titles.split()
+    assert any(re.match(r" first\.channel_mixing\.0 +width +[−0.\d]+ ±", line) for line in lines)
+    assert "build.py keeps CompleteP" in done.stderr
+    files = {file.suffix for file in (out / "build_coordinates").iterdir()}
+    assert files == {".png", ".pdf", ".svg", ".csv"}
+
+
+def test_a_wrong_model_exits_6_with_the_module_and_the_cause(tmp_path: Path) -> None:
+    path, out = written(tmp_path, "print('loaded')\n" + WRONG), tmp_path / "results"
+    done = typed("coordinates", path, *SMALL, "--json", "--quiet", "--out", out)
+    assert done.exit_code == 6 and not out.exists()
+    found = json.loads(done.stdout)  # the file's own output goes to stderr
+    assert found["holds"] is False
+    assert found["first"]["module"] == "first.channel_mixing.0"
+    assert found["first"]["cause"] == "initial scale"
+    assert found["first"]["row"]["exponent"] == pytest.approx(0.5, abs=0.1)
+    lines = [line.strip() for line in done.stderr.splitlines()]
+    assert lines[-5].endswith("modules") and "build.py breaks CompleteP" in lines[-5]
+    assert re.fullmatch(r"first module +first\.channel_mixing\.0", lines[-4])
+    assert re.match(r"found +size at the start ∝ width\^0\.\d+ \(.*\); allowed 0$", lines[-3])
+    assert lines[-2].startswith("usual cause   initial scale: start a matrix with")
+
+
+def test_functions_and_a_test_helper_do_the_same(tmp_path: Path) -> None:
+    there: dict[str, object] = {}
+    exec(WRONG, there)
+    sizes = {"widths": (16, 64), "depths": (2,), "seeds": 3, "rule": "mup"}
+    functions = {"batch": there["batch"], "optimizer": there["optimizer"]}
+    with pytest.raises(AssertionError, match=r"(?s)build breaks µP.*usual cause +initial scale"):
+        deepstack.assert_coordinates(there["build"], **functions, **sizes)
+    exec(MIXER, there)
+    functions = {"batch": there["batch"], "optimizer": there["optimizer"]}
+    check = deepstack.assert_coordinates(there["build"], **functions, **sizes)
+    assert check.holds and check.first is None and check.counts["outside"] == 0
+    assert {row.over for row in check.rows} == {"width"}
+
+
+START = "import torch\nfrom torch import nn\n"
+BUILD = "def build(width, depth, seed):\n    return nn.Linear(3, width)\n"
+BATCH = "def batch(seed):\n    return torch.randn(2, 3), torch.randn(2, 5)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (BATCH, "build is missing; type:\n    def build(width, depth, seed):"),
+        (BATCH + BUILD.replace("build", "bulid"), "build is missing; rename 'bulid', or type:"),
+        (BUILD, "batch is missing; type:\n    def batch(seed):"),
+        (
+            BATCH + BUILD.replace("width, depth, seed", "w, d"),
+            "build has (w, d); type:\n    def bui",
+        ),
+        (BATCH + "build = 3\n", "build is int; type:\n    def build(width, depth, seed):"),
+        (BATCH + BUILD.replace("nn.Linear(3, width)", "3"), "returned int; allowed a torch.nn.Mod"),
+        (BATCH + BUILD.replace("width)", "wide)"), "build.py:6: NameError: name 'wide' is not"),
+        (BATCH + BUILD, "loss is missing, and the batch does not tell it: found tuple; allowed"),
+        (
+            BATCH + BUILD + "def loss(model, batch):\n    return model(batch[0])\n",
+            "loss(model, batch) returned (2, 16); allowed a tensor with one number",
+        ),
+        (
+            BATCH + BUILD + "def loss(model, batch):\n    return model(batch[0]).sum() / 0\n",
+            "inf before training",
+        ),
+        (
+            BATCH.replace("5", "16") + BUILD + "def optimizer(model, width, depth):\n    pass\n",
+            "optimizer(model, 16, 2) returned NoneType; allowed a torch.optim.Optimizer",
+        ),
+        (BATCH + BUILD + "import sys\nsys.exit(0)\n", "it ends Python, with 0; put what is to be"),
+    ],
+)
+def test_a_wrong_file_exits_2_with_the_line_to_type(text: str, words: str, tmp_path: Path) -> None:
+    path = written(tmp_path, START + text)
+    message = refusal(2, "coordinates", path, *SMALL, "--out", tmp_path / "results")
+    assert "build.py: " in message and words in message.replace(str(tmp_path) + "/", "")
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rule": "completp"}, "did you mean 'completep'?"),
+        ({"seeds": 2}, "seeds: found 2; allowed 3 or more"),
+        ({"widths": (32,), "depths": (4,)}, "allowed two widths or more"),
+        ({"widths": (32,), "rule": "mup"}, "µP is a rule for width alone"),
+        ({"depths": (0, 4)}, "depths: found [0, 4]; allowed whole numbers from 1 on"),
+        ({"steps": ()}, "steps: found []; allowed whole numbers from 1 on"),
+    ],
+)
+def test_sizes_that_give_no_exponent_are_refused(
+    options: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path, START + BATCH + BUILD)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        deepstack.coordinates(path, **options)
+
+
+def test_what_is_not_compared_is_named(tmp_path: Path) -> None:
+    """A frozen module, and a module of the deeper model alone; and Adam, without an optimizer."""
+    text = """
+class Net(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        self.frozen = nn.Linear(3, width).requires_grad_(False)
+        self.deep = nn.Linear(width, width) if depth > 2 else None
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x):
+        x = self.frozen(x)
+        return self.head(self.deep(x) if self.deep else x)
+
+
+def build(width, depth, seed):
+    return Net(width, depth)
+"""
+    path = written(tmp_path, START + BATCH + text)
+    done = typed("coordinates", path, "--widths", "16,32", "--depths", "2,4", "--quiet")
+    assert "no change: no trained parameter moves it: frozen\n" in done.stderr
+    assert "not in all of the models: deep\n" in done.stderr
+    assert "build.py has no optimizer: Adam with the rate 0.001 for all parameters" in done.stderr
+
+
+def test_the_help_names_the_rules() -> None:
+    assert "completep" in succeed("coordinates", "--help")

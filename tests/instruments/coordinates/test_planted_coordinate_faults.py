@@ -1,0 +1,42 @@
+"""The faults of experiments/planted_coordinate_faults: module and cause are named."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import ROOT
+
+import deepstack
+
+sys.path.insert(0, str(ROOT / "experiments/planted_coordinate_faults"))
+table: Any = import_module("faults")
+
+
+def needed(model: str) -> None:
+    if model == "hugging_face":
+        pytest.importorskip("transformers")
+
+
+def test_there_are_twenty_faults_in_five_models() -> None:
+    assert len(table.FAULTS) == 20 and len(table.RULES) == 5
+    assert {fault.model for fault in table.FAULTS} == set(table.RULES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", sorted(table.RULES))
+def test_a_right_model_passes(model: str) -> None:
+    needed(model)
+    path = table.MODELS / f"{model}.py"
+    deepstack.assert_coordinates(path, rule=table.RULES[model], **table.SIZES[model])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", table.FAULTS, ids=lambda fault: f"{fault.model}-{fault.cause}")
+def test_a_fault_is_named(fault: Any, tmp_path: Path) -> None:
+    needed(fault.model)
+    path, rule = table.planted(fault, tmp_path), table.RULES[fault.model]
+    first = deepstack.coordinates(path, rule=rule, **table.SIZES[fault.model]).first
+    assert first is not None
+    assert (first.module, first.cause) == (fault.module, fault.cause), first.found
