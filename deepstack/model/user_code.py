@@ -35,7 +35,7 @@ def run_file(path: Path) -> ModuleType:
     module = ModuleType(f"deepstack_file_{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
-    with guarded(str(path), str(path)):
+    with guarded("", str(path)):
         sys.path.insert(0, str(path.resolve().parent))
         exec(compile(content, str(path), "exec"), module.__dict__)
     return module
@@ -45,11 +45,13 @@ def run_file(path: Path) -> ModuleType:
 def guarded(where: str, file: str = "") -> Iterator[None]:
     """Raise an error of a user's code as ConfigError, `where: file:line: kind: message`.
 
+    where: the call, or '' for the file itself.
     file: the line is the innermost one of this file, if it has one in the traceback.
 
     Code that ends Python is an error as well.  Afterwards torch's modes, sys.path and the working
     folder are as before.
     """
+    where = where and f"{where}: "
     with restored_modes(), without_ends():
         try:
             yield
@@ -57,9 +59,9 @@ def guarded(where: str, file: str = "") -> Iterator[None]:
             raise
         except SystemExit as error:
             how = str(error) if isinstance(error, EndOfPython) else f"sys.exit({error.code!r})"
-            raise ConfigError(f"{where}: {place_in(error, file)}{how} ends Python") from error
+            raise ConfigError(f"{where}{place_in(error, file)}{how} ends Python") from error
         except Exception as error:
-            raise ConfigError(f"{where}: {problem_in(error, file)}") from error
+            raise ConfigError(f"{where}{problem_in(error, file)}") from error
 
 
 @contextmanager

@@ -25,7 +25,8 @@ def test_check_counts_the_96_layers_of_the_large_recipe(vocab: int, tmp_path: Pa
     words: list[object] = []
     if vocab > 257:
         np.arange(vocab, dtype="<u2").tofile(tmp_path / "tokens.bin")
-        words = ["task.name=tokens", f"task.path={tmp_path}", f"task.vocab_size={vocab}"]
+        options = f"seq_len: 1024, vocab_size: {vocab}, path: {tmp_path}"
+        words = [f"task={{name: tokens, {options}}}"]
     (row,) = json.loads(succeed("check", LARGE, *words, "--json"))
     tokens, d, heads = 512 * 1024, 512, 2 * 64
     matrices = 2 * d * d + 2 * d * heads + 3 * d * 1408

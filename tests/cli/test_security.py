@@ -262,5 +262,5 @@ def test_no_source_could_run_what_it_reads() -> None:
     }
     # only files that the command line names are run: with --plugin, and the block of `conform`
     run_it = 'exec(compile(content, str(path), "exec"), module.__dict__)'
-    runners = ("deepstack/base/plugins.py", "deepstack/instruments/conform/block.py")
+    runners = ("deepstack/base/plugins.py", "deepstack/model/user_code.py")
     assert found == {(file, run_it) for file in runners if (ROOT / file).exists()}

@@ -81,6 +81,27 @@ def test_a_damaged_library_is_compiled_again(
     assert isinstance(fresh(), Kernels) and len(programs.calls) == 2
 
 
+@pytest.mark.parametrize("other", ["a letter of a file", "a file's name", "processor"])
+def test_a_library_of_other_sources_or_of_another_processor_is_not_loaded(
+    other: str, programs: Programs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    programs.add_good("g++")
+    fresh()
+    if other == "processor":
+        monkeypatch.setattr(cache, "processor", lambda: "flags : sse2")
+    else:
+        for path in (sources := cache.source_files()):
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+        files = [tmp_path / path.name for path in sources]
+        if other == "a file's name":
+            files[-1] = files[-1].rename(tmp_path / "renamed.h")
+        else:
+            files[-1].write_text(files[-1].read_text() + " ")
+        monkeypatch.setattr(cache, "source_files", lambda: files)
+    assert isinstance(fresh(), Kernels) and len(programs.calls) == 2
+    assert isinstance(fresh(), Kernels) and len(programs.calls) == 2
+
+
 @pytest.mark.skipif(not IS_ROOT, reason="gives a file to another user")
 def test_a_library_of_another_user_is_replaced(programs: Programs) -> None:
     programs.add_good("g++")

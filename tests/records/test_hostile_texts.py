@@ -131,6 +131,9 @@ def test_markdown_html_and_terminal_have_no_markup_of_a_folder(
     [
         ("a--b", "a-{}-b"), ("<|>", r"\textless{}\textbar{}\textgreater{}"), ("''", "'{}'"),
         ('"', r"\symbol{34}"), ("a\n\nb", "a  b"), ("–", "--"), ("\x1b", r"\textbackslash{}u001b"),
+        # the ten characters that LaTeX reserves
+        ("~/a~b", r"\textasciitilde{}/a\textasciitilde{}b"), ("a^b", r"a\textasciicircum{}b"),
+        ("#$%&_{}", r"\#\$\%\&\_\{\}"), ("\\x", r"\textbackslash{}x"), ("3\u00a0s", "3~s"),
     ],
 )  # fmt: skip
 def test_signs_that_latex_joins_or_replaces_stay(text: str, expected: str) -> None:

@@ -60,6 +60,18 @@ def test_losses_of_several_tasks_have_no_best() -> None:
     assert best_rows(rows[1:]) == []  # one loss alone
 
 
+def test_each_study_has_a_best_row_at_each_depth() -> None:
+    """Their losses are of other settings, and often of other tasks."""
+    losses = {("a", "6"): (2.0, 3.0), ("b", "6"): (4.5, 4.0), ("a", "12"): (2.5, 2.2)}
+    rows = [
+        {"study": study, "depth": depth, "val_loss": loss, "setting": f"s{i}", "outcome": "done",
+         "n": 1, "val_sd": None, "val_low": None, "val_high": None}
+        for (study, depth), pair in losses.items()
+        for i, loss in enumerate(pair)
+    ]  # fmt: skip
+    assert [number for number, _ in paper_table(rows).bold] == [0, 3, 5]
+
+
 def test_texts_of_runs_stay_texts_in_latex() -> None:
     assert tex("50 % of $x_1$ & #\\y{}") == (r"50 \% of \$x\_1\$ \& \#\textbackslash{}y\{\}")
     assert tex("数") == r"\texttt{U+6570}"

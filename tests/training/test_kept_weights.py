@@ -59,11 +59,47 @@ def test_damaged_weights_and_other_steps_are_refused_by_name(tmp_path: Path) -> 
 def test_the_setting_counts_in_hash_and_disk_and_names_steps_of_the_run() -> None:
     assert config_hash(small()) == config_hash(small(train__keep_weights=0))
     assert config_hash(small()) != config_hash(small(train__keep_weights=[3]))
-    plain, kept = (disk_estimate(small(train__keep_weights=k)) for k in (0, [3, 4, 12]))
-    one = (kept[0] - plain[0]) / 2
-    assert one > 0 and kept[1] - plain[1] == 2 * one
     with pytest.raises(ConfigError, match=r"keep_weights: found 13; allowed steps up to"):
         small(train__keep_weights=[3, 13])
+
+
+@pytest.mark.parametrize(
+    ("steps", "chosen", "at"),
+    [
+        (12, [3, 4, 12], {3, 4}),  # the last step is the checkpoint's
+        (12, [0], {0}),
+        (12, 5, {0, 5, 10}),
+        (10, 5, {0, 5}),
+        (1, 5, {0}),
+        (400, "log", {0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377}),
+    ],
+)
+def test_the_disk_estimate_counts_the_weights_of_each_kept_step(
+    steps: int, chosen: list[int] | int | str, at: set[int]
+) -> None:
+    plain, kept = (
+        disk_estimate(small(train__steps=steps, train__keep_weights=k)) for k in (0, chosen)
+    )
+    parameters = sum(deepstack.build_model(small(), vocab_size=257).banks.count().values())
+    for before, after in zip(plain, kept, strict=True):
+        counted = (after - before) / (4 * parameters)
+        assert counted == pytest.approx(len(at), abs=1.5 if chosen == "log" else 0)
+
+
+def test_the_disk_estimate_is_near_the_bytes_of_a_run(tmp_path: Path) -> None:
+    """Also with Adam's two moments, and with the three checkpoints of a run that goes on."""
+    sizes = {"model__d_model": 64, "model__depth": 3, "train__steps": 4}
+    for keeps in (False, True):
+        config = small(**sizes, runtime__keep_optimizer=keeps, train__keep_weights=[1, 3])
+        run = deepstack.train(config, out=tmp_path / str(keeps))
+        files = [path for path in run.path.rglob("*") if path.is_file()]
+        estimate = disk_estimate(config)
+        found = sum(file.stat().st_size for file in files)
+        assert found == pytest.approx(estimate[0], rel=0.2)
+    checkpoint = run.folder.checkpoint_path(4)
+    one = sum(file.stat().st_size for file in checkpoint.iterdir())
+    kept = sum(file.stat().st_size for file in (run.path / "weights").rglob("*.safetensors"))
+    assert 3 * one + kept == pytest.approx(estimate[1], rel=0.2)
 
 
 @pytest.mark.slow

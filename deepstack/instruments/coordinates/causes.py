@@ -26,7 +26,7 @@ EVERY_RATE = "learning rate of every parameter"
 OTHER = "a multiplier or a parameter outside of the measured modules"
 
 AT_START = (INITIAL, EMBEDDING_SCALE, INPUT_SCALE)
-"""Causes before training that only steps show; they may change gradients, and so all steps."""
+"""Causes before training that the ratio of a step to the start shows."""
 
 REMEDIES = {
     OUTPUT: "multiply the logits, or Adam's rate of the output matrix, by base width / width",
@@ -98,8 +98,8 @@ def cause_in_width(row: Exponent, module: Module, rows: Sequence[Exponent]) -> s
         if module.kind == "input":
             return INPUT_SCALE if is_scale else INPUT_RATE
         return EMBEDDING_SCALE if is_scale else EMBEDDING_RATE
-    if module.kind == "input of a layer":
-        return EMBEDDING_SCALE
+    if module.kind == "input of a layer" and "first" in module.name:
+        return EMBEDDING_SCALE if row.quantity == "size" else EMBEDDING_RATE
     if row.quantity == "size":
         return INITIAL if module.kind in ("hidden", "fixed") else OTHER
     if row.quantity == "own":

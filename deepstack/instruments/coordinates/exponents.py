@@ -13,7 +13,7 @@ from deepstack.runs.statistics import Mean, finite_or_none, seed_coefficient
 
 QUANTITIES = ("size", "branch", "own", "relative", "change")
 """The quantities, in the order in which the first break of a module is looked for."""
-MOST_STEPS = 2  # at which a quantity must break a rule: one late step alone is not enough
+STEPS = 2  # at which a quantity must break a rule, unless it does so at its first step
 OUTSIDE = ("grows", "falls")
 
 
@@ -136,7 +136,8 @@ def exponent_row(
 def breaks(rows: Sequence[Exponent], modules: Sequence[Module]) -> Iterator[list[Exponent]]:
     """Yield the rows that break the rule for each module, axis and quantity, in order of execution.
 
-    Quantities of several steps break it at two steps at least, in the same direction.
+    A quantity breaks it at its first step, or at two steps in the same direction: one late step
+    alone may come from a model that has learnt its batch.
     """
     groups: dict[tuple[str, str, str], list[Exponent]] = {}
     for row in rows:
@@ -147,5 +148,5 @@ def breaks(rows: Sequence[Exponent], modules: Sequence[Module]) -> Iterator[list
                 every = groups.get((module.name, over, quantity), [])
                 for way in OUTSIDE:
                     found = [row for row in every if row.verdict == way]
-                    if found and len(found) >= min(MOST_STEPS, len(every)):
+                    if found and (found[0] is every[0] or len(found) >= STEPS):
                         yield found

@@ -83,7 +83,7 @@ class CoordinateCheck:
             cause = cause_of(rows, by_name, self.rows)
             words = remedy(cause, self.rule, over)
             found.append(Break(module, over, quantity, rows[0], cause, words))
-        return sorted(found, key=lambda one: one.row.step > 0 and one.cause not in AT_START)
+        return sorted(found, key=is_of_training)
 
     @property
     def first(self) -> Break | None:
@@ -192,6 +192,12 @@ class CoordinateCheck:
             "notes": self.notes,
             "seconds": self.seconds,
         }
+
+
+def is_of_training(found: Break) -> bool:
+    """Return whether a break comes from training, and not from the start of a module."""
+    is_start = found.quantity == "relative" and found.cause in AT_START
+    return found.row.step > 0 and not is_start
 
 
 def shown(name: str) -> str:

@@ -21,7 +21,7 @@ Build = Callable[..., nn.Module]
 """(width, depth, seed) -> a fresh model."""
 Batch = Callable[[int], Any]
 """seed -> a batch."""
-Loss = Callable[[nn.Module, Any], Tensor]
+Loss = Callable[[nn.Module, Any], Tensor | None]
 """(model, batch) -> the training loss, with its graph."""
 MakeOptimizer = Callable[[nn.Module, int, int], torch.optim.Optimizer]
 """(model, width, depth) -> its optimizer."""
@@ -86,6 +86,13 @@ class Source:
         """Return the loss.  Raises ConfigError if it is not one number."""
         with self.guarded("loss(model, batch)"):
             value = self.loss(model, batch)
+        if self.loss is default_loss and value is None:
+            raise ConfigError(
+                f"{self.name}: loss is missing, and the batch does not tell it: found "
+                f"{type(batch).__name__}; allowed (inputs, targets) for a model that returns a "
+                "tensor, or a mapping for one whose output has `loss`; else type:\n    "
+                f"{LINES['loss']}"
+            )
         if not isinstance(value, Tensor) or value.numel() != 1:
             found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ConfigError(
@@ -152,8 +159,8 @@ def default_optimizer(model: nn.Module, width: int, depth: int) -> torch.optim.O
     return torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=RATE)
 
 
-def default_loss(model: nn.Module, batch: Any) -> Tensor:
-    """Return the loss of a batch whose kind tells it.
+def default_loss(model: nn.Module, batch: Any) -> Tensor | None:
+    """Return the loss of a batch whose kind tells it, or None.
 
     A mapping is unpacked, and the output has `loss`.  Of a pair (inputs, targets) it is the
     cross-entropy for targets of integers, and the mean square otherwise.
@@ -170,8 +177,4 @@ def default_loss(model: nn.Module, batch: Any) -> Tensor:
                 return F.mse_loss(output, targets)
             if not targets.is_floating_point() and targets.shape == output.shape[:-1]:
                 return F.cross_entropy(output.flatten(0, -2), targets.flatten())
-    raise ConfigError(
-        "loss is missing, and the batch does not tell it: found "
-        f"{type(batch).__name__}; allowed (inputs, targets) for a model that returns a tensor, or "
-        f"a mapping for one whose output has `loss`; else type:\n    {LINES['loss']}"
-    )
+    return None

@@ -168,11 +168,12 @@ def test_seeds_are_paired_over_settings() -> None:
     assert seeds[0] == seeds[1] == set(range(end.runs // 2))
 
 
-def test_rates_are_added_beyond_the_edge() -> None:
+@pytest.mark.parametrize(("center", "added"), [(16e-3, {8e-3, 16e-3}), (25e-5, {5e-4, 25e-5})])
+def test_rates_are_added_beyond_the_edge(center: float, added: set[float]) -> None:
     axes = {"settings": "A", "depths": (6, 24), "rates": (1e-3, 2e-3, 4e-3), "seeds": 3}
-    measure = measured(rate_moves(0, center=16e-3), **axes)  # type: ignore[arg-type]
+    measure = measured(rate_moves(0, center=center), **axes)  # type: ignore[arg-type]
     end = grow(measure, growing(), most=60)
-    assert {8e-3, 16e-3} < {one.rate for one in measure([])}
+    assert added < {one.rate for one in measure([])}
     assert "edge" not in end.found.sentence and "has no exponent" not in end.found.sentence
 
 

@@ -224,7 +224,7 @@ def test_the_template_names_every_parameter() -> None:
 # --- intervals ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["normal", "uniform", "truncated"])
+@pytest.mark.parametrize("kind", ["normal", "uniform", "truncated", "two widths"])
 def test_intervals_of_the_start_hold_their_coverage(kind: str) -> None:
     level, draws, rng = 0.05, 2000, torch.Generator().manual_seed(0)
     missed = 0
@@ -235,6 +235,8 @@ def test_intervals_of_the_start_hold_their_coverage(kind: str) -> None:
             x, sigma = torch.rand(600, generator=rng, dtype=torch.float64) - 0.5, 12**-0.5
         if kind == "truncated":
             x, sigma = x.clamp(-2, 2), 0.959556  # deviation of a clamped normal
+        if kind == "two widths":  # about half of the entries are three times as wide
+            x, sigma = x * (1 + 2 * torch.bernoulli(torch.full_like(x, 0.5), generator=rng)), 5**0.5
         _, low, high, most = spread(x, 1.8 if kind == "uniform" else 3.0, level)
         missed += not low <= sigma <= high
         missed += abs(float(x.mean())) > most * float(x.std())

@@ -96,13 +96,13 @@ BATCH = "def batch(seed):\n    return torch.randn(2, 3), torch.randn(2, 5)\n"
             BATCH.replace("5", "16") + BUILD + "def optimizer(model, width, depth):\n    pass\n",
             "optimizer(model, 16, 2) returned NoneType; allowed a torch.optim.Optimizer",
         ),
-        (BATCH + BUILD + "import sys\nsys.exit(0)\n", "it ends Python, with 0; put what is to be"),
+        (BATCH + BUILD + "import sys\nsys.exit(0)\n", "build.py:8: sys.exit(0) ends Python"),
     ],
 )
 def test_a_wrong_file_exits_2_with_the_line_to_type(text: str, words: str, tmp_path: Path) -> None:
     path = written(tmp_path, START + text)
     message = refusal(2, "coordinates", path, *SMALL, "--out", tmp_path / "results")
-    assert "build.py: " in message and words in message.replace(str(tmp_path) + "/", "")
+    assert "build.py:" in message and words in message.replace(str(tmp_path) + "/", "")
     assert not (tmp_path / "results").exists()
 
 

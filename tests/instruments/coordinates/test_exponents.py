@@ -17,6 +17,7 @@ from deepstack.instruments.coordinates.exponents import (
     finite_part,
     values_table,
 )
+from deepstack.instruments.coordinates.result import CoordinateCheck
 from deepstack.instruments.coordinates.rules import BRANCH, RULES, Module, allowed, verdict
 
 WIDTHS, DEPTHS, SEEDS = (32, 64, 128), (4, 16), (0, 1, 2, 3)
@@ -116,8 +117,10 @@ def test_one_late_step_alone_does_not_break_a_rule() -> None:
     module = Module("a", "hidden")
     late: Powers = {("a", "own", step): (float(step == 10), 0.0) for step in (1, 3, 10)}
     assert not list(breaks(rows_of(late, [module]), [module]))
-    early: Powers = {("a", "own", step): (float(step < 10), 0.0) for step in (1, 3, 10)}
-    assert [row.step for row in next(breaks(rows_of(early, [module]), [module]))] == [1, 3]
+    for last in (1, 3):
+        early: Powers = {("a", "own", step): (float(step <= last), 0.0) for step in (1, 3, 10)}
+        found = next(breaks(rows_of(early, [module]), [module]))
+        assert [row.step for row in found] == ([1] if last == 1 else [1, 3])
 
 
 def test_width_is_flat_in_all_rules_and_depth_follows_the_branch() -> None:
@@ -166,7 +169,7 @@ def test_the_kind_of_the_module_tells_the_cause(
     [
         (Module("a", "hidden", inside=True), "size", (0.5, 0), "initial scale"),
         (Module("a", "softmax", grows=False), "size", (0, 0), "attention scale"),
-        (Module("a", "input of a layer"), "size", (0.5, 0), "scale of the embedding"),
+        (Module("first input", "input of a layer"), "size", (0.5, 0), "scale of the embedding"),
         (Module("a", "logits", is_final=True, grows=False), "size", (0.5, 0), "output multiplier"),
         (Module("a", "block", inside=True), "branch", (0, 0), "residual multiplier"),
         (Module("a", "block", inside=True), "branch", (0, -0.5), "residual multiplier"),
@@ -175,8 +178,8 @@ def test_the_kind_of_the_module_tells_the_cause(
 def test_the_start_of_a_module_tells_the_cause(
     module: Module, quantity: str, power: Any, cause: str
 ) -> None:
-    rows = rows_of({("a", quantity, 0): power}, [module])
-    assert cause_of(next(breaks(rows, [module])), {"a": module}, rows) == cause
+    rows = rows_of({(module.name, quantity, 0): power}, [module])
+    assert cause_of(next(breaks(rows, [module])), {module.name: module}, rows) == cause
 
 
 @pytest.mark.parametrize(("end", "cause"), [(1, "learning rate of every parameter"), (2, "output")])
@@ -191,3 +194,35 @@ def test_steps_that_grow_together_have_one_cause(end: int, cause: str) -> None:
     rows = rows_of(powers, modules)
     named = {module.name: module for module in modules}
     assert cause_of(next(breaks(rows, modules)), named, rows).startswith(cause)
+
+
+def check_of(powers: Powers, modules: list[Module]) -> CoordinateCheck:
+    values = values_table(cells_of(powers), ())
+    return CoordinateCheck(
+        name="build.py",
+        rule="completep",
+        tolerance=0.25,
+        widths=list(WIDTHS),
+        depths=list(DEPTHS),
+        steps=[1, 3],
+        seeds=list(SEEDS),
+        modules=modules,
+        rows=exponents(values, modules, "completep", 0.25),
+        values=values,
+    )
+
+
+def test_the_first_module_is_the_first_of_the_start_and_then_of_training() -> None:
+    stream = Module("middle input", "input of a layer", inside=True)
+    modules = [Module("first.q", "hidden", inside=True), stream, Module("late", "block")]
+    powers: Powers = {("first.q", "own", step): (1.0, 0.0) for step in (1, 3)}
+    powers |= {("middle input", "change", step): (0.5, 0.0) for step in (1, 3)}
+    trained = check_of(powers, modules)
+    assert [one.module for one in trained.broken] == ["first.q", "middle input"]
+    assert trained.first is not None
+    assert trained.first.cause == "learning rate of a hidden matrix"
+    started = check_of(powers | {("late", "branch", 0): (0.0, 0.0)}, modules)
+    assert [one.module for one in started.broken] == ["late", "first.q", "middle input"]
+    assert "in width      first.q: change by its own parameters after 1 step ∝ width^1.00" in (
+        started.text
+    )

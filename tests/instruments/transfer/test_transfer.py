@@ -80,6 +80,38 @@ def test_a_rate_that_was_not_tried_has_no_cost() -> None:
     assert transfer(table, draws=5).costs[24] is None
 
 
+def test_a_rate_outside_of_those_tried_has_no_cost() -> None:
+    """The best rate at N = 6, 0.002, lies below all rates of N = 24, whose own best is inside."""
+    losses = parabolas(lambda n, s: 0.002 if n == 6 else 0.032)
+    table = {6: losses[6], 24: {lr: losses[24][lr] for lr in RATES[3:]}, 96: losses[96]}
+    result = transfer(table, draws=5)
+    assert [best.inside for best in result.best] == [True] * 3
+    assert result.costs[24] is None
+    assert result.costs[96] is not None  # a rate that was tried, though 0.002 costs much there
+    assert result.costs[96].value == pytest.approx(math.log(16) ** 2, rel=1e-6)
+
+
+def test_only_seeds_that_every_depth_and_rate_share_count() -> None:
+    """Seed 4 lacks one rate of N = 96; at the others its losses would move every best rate."""
+    shared = parabolas(lambda n, s: 0.01 * (n / 6) ** (-0.1 * s), seeds=range(4))
+    more = parabolas(lambda n, s: 0.001 if s == 4 else 0.01 * (n / 6) ** (-0.1 * s))
+    del more[96][RATES[2]][4]
+    assert transfer(more, draws=50) == transfer(shared, draws=50)
+
+
+def test_a_rate_at_which_a_seed_diverged_is_not_the_best(tmp_path: Path) -> None:
+    """However low its last loss before: seed 1 diverges at the highest rate."""
+    make_runs(
+        tmp_path / "s", depth=(2, 4), lr=(1, 2, 4, 8), seed=(0, 1),
+        masked=lambda depth, lr, seed: 1.0 if lr == 8 else 2.0 + abs(lr - 2.2),
+        state=lambda depth, lr, seed: "diverged" if (lr, seed) == (8, 1) else "done",
+    )  # fmt: skip
+    shown = typed("compare", tmp_path, "--transfer", "--json")
+    for row in json.loads(shown.stdout):
+        assert row["inside"] and 1 < row["best_lr"] < 4
+        assert row["val_loss"] == pytest.approx(2.2)
+
+
 def test_a_table_has_a_row_for_each_setting_and_depth(tmp_path: Path) -> None:
     make_run(tmp_path)
     assert "finished runs of two learning rates" in refusal(7, "compare", tmp_path, "--transfer")
