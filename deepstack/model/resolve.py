@@ -18,14 +18,7 @@ from deepstack.config.estimate import SchemeMemory
 from deepstack.config.flops import StepFlops
 from deepstack.model.attention import ATTENTIONS, AttentionSublayer
 from deepstack.model.feed_forward import FEED_FORWARDS, FeedForwardSublayer
-from deepstack.model.trained_flops import unneeded_flops
-from deepstack.schemes import (
-    SCHEMES,
-    scheme_backward_flops,
-    scheme_flops,
-    scheme_memory,
-    scheme_options,
-)
+from deepstack.schemes import SCHEMES, scheme_flops, scheme_memory, scheme_options
 from deepstack.tasks import TASKS, Task, task_of, task_options
 
 
@@ -56,21 +49,11 @@ def without_defaults(config: Config) -> Config:
 def flops_of(config: Config, task: Task) -> StepFlops:
     """Return the FLOPs of a training step on the batches of a task."""
     of_scheme, parts = scheme_flops(config), sublayers_of(config)
-    of_backward = scheme_backward_flops(config)
 
     def extra(sizes: StackSizes) -> int:
         return of_scheme(sizes) + sum(part.extra_flops(sizes) for part in parts)
 
-    def extra_backward(sizes: StackSizes) -> int:
-        return of_backward(sizes) + 2 * sum(part.extra_flops(sizes) for part in parts)
-
-    length, vocab_size = task.target_len, task.vocab_size
-    if config.train.trainable == "all":
-        return step_flops(config, vocab_size, extra, length, extra_backward)
-    every = with_overrides(config, {"train.trainable": "all"})
-    flops = step_flops(every, vocab_size, extra, length, extra_backward)
-    unneeded = unneeded_flops(config, task.lengths[0], vocab_size)
-    return flops._replace(backward=flops.backward - unneeded)
+    return step_flops(config, task.vocab_size, extra, task.target_len)
 
 
 def extra_memory(config: Config) -> SchemeMemory:

@@ -18,7 +18,6 @@ from deepstack.schemes.scheme import (
 )
 from deepstack.schemes.stack_scheme import (
     StackScheme,
-    scheme_backward_flops,
     scheme_flops,
     scheme_memory,
     scheme_options,
@@ -48,7 +47,6 @@ __all__ = [
     "Tap",
     "defined_at",
     "parameter",
-    "scheme_backward_flops",
     "scheme_flops",
     "scheme_memory",
     "scheme_options",

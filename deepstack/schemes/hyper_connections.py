@@ -258,25 +258,13 @@ class MHC(ManyStreams, name="mhc", label="mHC", paper="arXiv:2512.24880", static
 
     @classmethod
     def extra_flops(cls, sizes: StackSizes) -> int:
-        """Return the FLOPs of hyper-connections, and those of the sum over permutations."""
-        return super().extra_flops(sizes) + cls.of_permutations(sizes)
+        """Return the FLOPs of hyper-connections, and those of the sum over permutations.
 
-    @classmethod
-    def extra_backward_flops(cls, sizes: StackSizes) -> int:
-        """Return twice those of the forward pass; permutations are constant, so that R alone has a
-        gradient; that of a linear system (I - K) A = I + K has one further product.
+        Permutations are constant, so that the backward pass of this sum has one product less.
         """
-        system = cls.streams**3 * (cls.mixing == "cayley")
-        tokens = sizes.sublayers * sizes.batch * sizes.seq
-        return 2 * super().extra_flops(sizes) + cls.of_permutations(sizes) + 2 * system * tokens
-
-    @classmethod
-    def of_permutations(cls, sizes: StackSizes) -> int:
-        """Return the FLOPs of sum over r of softmax(R)_r P_r in a forward pass."""
-        if cls.mixing != "permutations":
-            return 0
-        numbers = math.factorial(min(cls.streams, 5)) * cls.streams**2
-        return 2 * numbers * sizes.sublayers * sizes.batch * sizes.seq
+        tokens = sizes.sublayers * sizes.batch * sizes.seq * (cls.mixing == "permutations")
+        of_permutations = 2 * tokens * math.factorial(min(cls.streams, 5)) * cls.streams**2
+        return super().extra_flops(sizes) + of_permutations
 
     def setup(self, parts: Parts) -> None:
         n = self.streams

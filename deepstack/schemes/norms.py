@@ -196,6 +196,6 @@ def in_fp32(z: Tensor) -> Tensor:
 
 def in_full_precision(z: Tensor) -> AbstractContextManager[None]:
     """Return a context that disables autocast if it is enabled for the device of z."""
-    if z.device.type != "meta" and torch.is_autocast_enabled(z.device.type):
+    if torch.is_autocast_enabled(z.device.type):
         return torch.autocast(z.device.type, enabled=False)
     return nullcontext()

@@ -123,8 +123,7 @@ class Scheme(nn.Module):
     - `entry_norm`, `final_norm`: whether a stack begins or ends with its own norm.
     - `families`, `merges`: the models for which its paper defines it.
     - `extra_streams`, `extra_memory`: the memory of a training step beyond Pre-LN's.
-    - `extra_flops`, `extra_backward_flops`: the FLOPs of a forward and a backward pass beyond
-      those of the sublayers.
+    - `extra_flops`: the FLOPs of a forward pass beyond those of the sublayers.
     - `post_scale`: the constant with which a GPU can use one kernel for all of `residual`.
     - `slots`: modules inside a sublayer (see `deepstack.model.sublayers`).
     - `enter`, `leave`: convert x to several streams and back.
@@ -326,14 +325,6 @@ class Scheme(nn.Module):
         A multiply-add of a matrix product, or of a weighted sum over streams or layers, counts two.
         """
         return 0
-
-    @classmethod
-    def extra_backward_flops(cls, sizes: StackSizes) -> int:
-        """Return the FLOPs of the backward pass of these products: twice those of the forward pass.
-
-        A product with a constant matrix has as many as forward.
-        """
-        return 2 * cls.extra_flops(sizes)
 
     def residual(self, *args: Any, **kwargs: Any) -> Tensor:
         """Join one sublayer to the stream, (x, G, *norms) -> x: (batch, seq, d_model)."""

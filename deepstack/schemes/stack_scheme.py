@@ -59,8 +59,6 @@ class StackScheme:
         self.head_factor = float(self.number_of("head_factor", bind(scheme.head_factor)))
         self.extra_memory = partial(self.number_of, "extra_memory", bind(scheme.extra_memory))
         self.extra_flops = partial(self.number_of, "extra_flops", bind(scheme.extra_flops))
-        backward = bind(scheme.extra_backward_flops)
-        self.extra_backward_flops = partial(self.number_of, "extra_backward_flops", backward)
         self._gain, self._optim = bind(scheme.gain), bind(scheme.optim)
         self._project = bind(scheme.project)
 
@@ -165,8 +163,3 @@ def scheme_memory(config: Config) -> Callable[[StackSizes], int]:
 def scheme_flops(config: Config) -> Callable[[StackSizes], int]:
     """Return the FLOPs that the scheme of a configuration adds, for `config.step_flops`."""
     return next(iter(stack_schemes(config).values())).extra_flops
-
-
-def scheme_backward_flops(config: Config) -> Callable[[StackSizes], int]:
-    """Return the FLOPs that the scheme adds to a backward pass, for `config.step_flops`."""
-    return next(iter(stack_schemes(config).values())).extra_backward_flops
