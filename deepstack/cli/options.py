@@ -22,6 +22,7 @@ from deepstack.cli.completion import (
 )
 from deepstack.cli.streams import log
 from deepstack.config import locate
+from deepstack.config.left_over import name_left_over
 from deepstack.config.load import example_or_file, is_empty
 
 
@@ -185,4 +186,6 @@ def located(config: Path, overrides: Sequence[str]) -> Iterator[None]:
     except ConfigError as error:
         if error.key is None or isinstance(error, PluginError):
             raise
-        raise ConfigError(f"{locate(config, overrides, error.key)}: {error}") from None
+        text = name_left_over(config, overrides, error.key, str(error))
+        text = text or f"{locate(config, overrides, error.key)}: {error}"
+        raise ConfigError(text) from None

@@ -201,7 +201,7 @@ def test_before_any_run_the_first_one_is_named(words: str, exists: bool, here: P
         (["train", QUICK, "train.steps=1e3"], "to 1000000000; did you mean 1000?"),
         (["train", QUICK, "model.depth='12'"], "did you mean 12?"),
         (["train", "quick.yaml"], "quick.yaml: no such file; did you mean 'quick'?"),
-        (["train", RUN], f"allowed a YAML file; did you mean '{RUN}/config.yaml'?"),
+        (["train", RUN], f"list configs; did you mean '{RUN}/config.yaml'?"),
         (["rerun", STUDY], "is not a run: expected a folder with a config.yaml"),
         (["export", STUDY, "--to", "x"], "is not a run: expected a folder with a config.yaml"),
         (["init", "mine.yaml", "--from", "quik"], "did you mean 'quick'"),
