@@ -77,11 +77,11 @@ def sweep_finding(runs: Sequence[Run]) -> list[str]:
         return []
     rates = any(one.is_chosen for of_depth in depths.values() for one in of_depth)
     where = " at the best rate" if rates else ""
-    below = f"nats below {guess_of(known[0])} (mean of these)"
+    gain = f"(mean gain over {guess_of(known[0])} in nats)"
     lead = lead_sentence(bests) if len({run.get(TASK) for run in known}) == 1 else None
     counts = {n: ", ".join(map(count_text, by_success(depths[n]))) for n in sorted(depths)}
     return [
-        f"runs that learned from context{where}, and {below}:",
+        f"runs that learned from context{where} {gain}:",
         *(f"{n} layers: {text}" for n, text in counts.items()),
         *([lead] if lead else []),
     ]
