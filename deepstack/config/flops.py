@@ -42,7 +42,7 @@ BEFORE_LAYERS = {"embedding", "position", "norm_gain", "norm_bias", "scheme"}
 AFTER_LAYERS = {"final_norm", "head"}
 """Roles whose parameters all lie after the layers of a stack."""
 ONE_PRODUCT = {"q", "k", "v"}, {"w1", "w3"}
-"""Roles that one product multiplies: the gradient of one computes those of all."""
+"""Roles whose matrices one product multiplies: all their gradients come together."""
 
 
 class StepFlops(NamedTuple):
@@ -106,7 +106,7 @@ def backward_flops(
 ) -> int:
     """Return the FLOPs of the backward pass with the trained roles of a configuration.
 
-    layers, head: FLOPs of a forward pass by role; those of the head in its order.
+    layers, head: FLOPs of a forward pass by role; the head's are in its order.
     """
     trained = config.train.trainable
     if trained == "all":
