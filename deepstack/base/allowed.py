@@ -11,6 +11,7 @@ Schema = dict[str, Any]
 
 RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
 IDENTIFIER = r"^[A-Za-z][A-Za-z0-9_]*$"
+MOST_KEYS = 8  # of a section that a message names
 PATTERNS = {
     RUN_NAME: "letters, digits, '.', '_' and '-', not starting with '.' or '-'",
     IDENTIFIER: "a word of letters, digits and '_'",
@@ -63,7 +64,9 @@ def _describe_one(option: Schema) -> str:
         return f"a list of: {each}"
     if kind == "object":
         names = option.get("properties") or option.get("propertyNames", {}).get("enum")
-        return f"a section with the keys {', '.join(names)}" if names else "a section"
+        shown = [*names][:MOST_KEYS] if names else []
+        more = ["…"] if len(names or ()) > MOST_KEYS else []
+        return f"a section with the keys {', '.join(shown + more)}" if names else "a section"
     if kind == "string" and option.get("pattern") in PATTERNS:
         longest = f" (at most {option['maxLength']})" if "maxLength" in option else ""
         return PATTERNS[option["pattern"]] + longest

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from deepstack.base.allowed import describe, schema_of
 from deepstack.base.errors import ConfigError, PluginError
-from deepstack.base.registry import unknown
+from deepstack.base.registry import nearest, unknown
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -71,9 +71,13 @@ def validated(
     """
     problems: dict[str, str] = {}
     result = {}
+    names = sorted(options)
+    beside = ["name", "seq_len"] if section == "task" else []  # keys of the section for all tasks
     for key, value in values.items():
         if key not in options:
-            problems[key] = unknown(f"{name} option", key, sorted(options))
+            problems[key] = unknown(
+                f"{name} option", key, names if nearest(key, names) else names + beside
+            )
             continue
         try:
             adapter: TypeAdapter[Any] = TypeAdapter(options[key].annotation, config=STRICT)

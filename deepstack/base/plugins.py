@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from deepstack.base.errors import PluginError
-from deepstack.base.registry import PREFIX
+from deepstack.base.registry import PREFIX, nearest
 
 
 class Plugin(NamedTuple):
@@ -42,7 +42,7 @@ def load_plugins(paths: Iterable[str | Path]) -> None:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise PluginError(f"--plugin {path}: {error.strerror}") from error
+            raise PluginError(f"--plugin {unreadable(path, error)}") from error
         run_plugin(path, content)
 
 
@@ -67,6 +67,14 @@ def run_plugin(path: Path, content: bytes, *, is_copy: bool = False) -> None:
         # Run the hashed bytes: the import system might run a stale .pyc instead.
         exec(compile(content, str(path), "exec"), module.__dict__)
     LOADED[path.name] = Plugin(path.absolute(), digest, content)
+
+
+def unreadable(path: Path, error: OSError) -> str:
+    """Return the message on a Python file that cannot be read, with the file that was meant."""
+    found = "found a folder" if path.is_dir() else error.strerror
+    near = nearest(path.name, [one.name for one in path.parent.glob("*.py")])
+    hint = f"; did you mean {str(path.with_name(near))!r}?" if near else ""
+    return f"{path}: {found}; allowed a Python file{hint}"
 
 
 @contextmanager

@@ -41,6 +41,16 @@ _FORBIDDEN = re.compile(
 # Signs that look like those of YAML, as word processors and other keyboards write them.
 _LOOKALIKES = re.compile("[\u00a0\u2000-\u200a\u202f\u3000\uff1a]")
 
+# Parts of a parser's messages, and the mistake in a user's words.
+_MEANINGS = {
+    "mapping values": "a second ': ' on one line, or a line further in than the line above: "
+    "write it as far in",
+    "quoted scalar": "a quote without its end: add it",
+    "flow mapping": "a '{' without '}', or no ', ' between two entries: write {a: 1, b: 2}",
+    "flow sequence": "a '[' without ']', or no ', ' between two values: write [1, 2]",
+    "expected key": "a line that is not as far in as the lines beside it, or without 'key: '",
+}
+
 # libyaml reads 64 KiB in milliseconds; PyYAML's own parser gives the same events, more slowly
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -175,7 +185,10 @@ def _sign_problem(lines: list[str], last: int, source: str) -> Problem | None:
         plain = re.sub(r"'[^']*'|\"[^\"]*\"|#.*", lambda part: " " * len(part[0]), line)
         joined = re.match(r"\s*([\w.]+):([^\s:/]\S*)$", plain)
         if "\t" in before:
-            column, text = before.index("\t"), "found a tab before the text; allowed spaces"
+            column, text = (
+                before.index("\t"),
+                "found a tab before the text; allowed spaces: write two",
+            )
         elif found := _LOOKALIKES.search(plain):
             column, text = found.start(), lookalike(found[0])
         elif joined:
@@ -204,6 +217,7 @@ def _syntax_problem(error: yaml.YAMLError, source: str, content: str) -> Problem
     message, mark = f"{error.context or ''} {error.problem or ''}".strip(), error.problem_mark
     if error.context_mark and re.search(r"end of stream|',' or '[]}]'", message):
         mark = error.context_mark  # where it was opened, and not the end of the file
+    message = next((words for part, words in _MEANINGS.items() if part in message), message)
     text = f"found what is not YAML ({message}); allowed `key: value` lines, indented with "
     text += "spaces, one value each, in quotes if it holds ': ' or begins with a special letter"
     return Problem(f"{source}:{mark.line + 1}:{mark.column + 1}", "", text)

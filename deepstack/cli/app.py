@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -36,6 +36,10 @@ COMMANDS_ELSEWHERE = {
     **dict.fromkeys(("resume", "continue"), _CONTINUE),
     **dict.fromkeys(("show", "status", "runs"), "did you mean 'ls'?"),
     **dict.fromkeys(("delete", "remove"), "did you mean 'rm'?"),
+    **dict.fromkeys(("claim", "claims", "theory"), "did you mean 'reproduce'?"),
+    "refine": "did you mean 'sweep --refine'?",
+    "transfer": "did you mean 'compare --transfer'?",
+    "probe": "it is a function for your own training loop: deepstack.probe",
     "bench": "it is a tool of the source tree: python -m benchmarks",
 }
 OPTIONS_ELSEWHERE = {
@@ -161,7 +165,7 @@ def name_missing(error: Any) -> None:
     if error.param is not None and error.param.metavar == "KIND":
         from deepstack.cli.listing import listings
 
-        error.message = f"One of: {', '.join(listings())}"
+        error.message = f"One of: {', '.join(listings())}, as in: deepstack list schemes"
     elif error.ctx is not None and (example := (error.ctx.command.epilog or "")):
         error.message = f"For example: {example.removeprefix('Example: ')}"
 
@@ -207,15 +211,30 @@ def suggest_option(error: Any) -> None:
     error.message = f"No such option: {error.option_name}; {hint}"
 
 
-def drop_prefix(error: Any) -> None:
-    """Remove the words of pydantic before the sentence on a wrong choice."""
+def name_value(error: Any) -> None:
+    """Write the found and the allowed value into the message, without the words of pydantic."""
+    from deepstack.base.allowed import describe
+
     error.message = error.message.removeprefix("Value error, ")
+    kind = getattr(getattr(error.param, "type_descriptor", None), "annotation", None)
+    cause = error.__cause__
+    if not hasattr(cause, "errors"):
+        return
+    found = cause.errors()[0]["input"]
+    if near := nearest(str(found), map(str, get_args(kind))):
+        error.message = f"{error.message.rstrip('.')}; did you mean {near!r}?"
+    if kind not in (int, float):
+        return
+    limits = {"minimum": error.param.min, "maximum": error.param.max}
+    schema = {key: limit for key, limit in limits.items() if limit is not None}
+    schema["type"] = "integer" if kind is int else "number"
+    error.message = f"found {found!r}; allowed {describe(schema)}"
 
 
 CORRECTIONS = {
     "NoSuchOption": suggest_option,
     "UsageError": suggest_for_extra_words,
-    "BadParameter": drop_prefix,
+    "BadParameter": name_value,
     "MissingParameter": name_missing,
 }
 """The functions that improve an error's message, by its class, which is private to typer."""

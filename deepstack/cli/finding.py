@@ -80,11 +80,11 @@ def sweep_finding(runs: Sequence[Run]) -> list[str]:
     where = " at the best rate" if rates else ""
     floors = distinct_levels(one.floor for one in known.results.values())
     level = f", {floors[0]:.3f}" if len(floors) == 1 else ""
-    below = f"nats below {guess_of(known[0])}{level} (mean of these)"
+    gain = f"(mean gain in nats over {guess_of(known[0])}{level})"
     lead = lead_sentence(bests) if len({run.get(TASK) for run in known}) == 1 else None
     counts = {n: ", ".join(map(count_text, by_success(depths[n]))) for n in sorted(depths)}
     return [
-        f"runs that learned from context{where}, and {below}:",
+        f"runs that learned from context{where} {gain}:",
         *(f"{n} layers: {text}" for n, text in counts.items()),
         *([lead] if lead else []),
     ]

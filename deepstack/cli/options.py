@@ -22,6 +22,7 @@ from deepstack.cli.completion import (
 )
 from deepstack.cli.streams import log
 from deepstack.config import locate
+from deepstack.config.left_over import name_left_over
 from deepstack.config.load import example_or_file, is_empty
 
 
@@ -89,7 +90,7 @@ Best = Annotated[
         metavar="KEY",
         autocompletion=complete_key,
         help="For each setting and depth, use only the best value of KEY, such as train.lr; "
-        "repeatable. Charts against the step have the best learning rate anyway, with none all.",
+        "repeatable. Step charts show the best learning rate; `--best none` shows all.",
     ),
 ]
 Where = Annotated[
@@ -149,7 +150,7 @@ def listed_seeds(text: str, quiet: bool) -> list[int]:
         raise ConfigError(f"--seeds: found {text!r}; allowed seeds from 0 on, as in 0,1,2")
     if len(seeds) == 1 and seeds[0] > 1 and not quiet:
         several = ",".join(map(str, range(min(seeds[0], 3))))
-        log(f"--seeds {text} is the one seed {text}; several are listed, as in --seeds {several}")
+        log(f"--seeds {text} trains seed {text} only; for several seeds: --seeds {several}")
     return seeds
 
 
@@ -185,4 +186,6 @@ def located(config: Path, overrides: Sequence[str]) -> Iterator[None]:
     except ConfigError as error:
         if error.key is None or isinstance(error, PluginError):
             raise
-        raise ConfigError(f"{locate(config, overrides, error.key)}: {error}") from None
+        text = name_left_over(config, overrides, error.key, str(error))
+        text = text or f"{locate(config, overrides, error.key)}: {error}"
+        raise ConfigError(text) from None

@@ -74,6 +74,9 @@ def sweep_command(
         raise ConfigError(f"found {flags}; allowed one of them")
     taken = [word for one in launchers for word in one.own_words(words)]
     settings = [word for word in words if word not in taken]
+    options = {"--depths": depths, "--schemes": schemes, "--seeds": seeds}
+    options |= {"--widths": widths, "--flops": flops}
+    refuse_spaces(options, settings)
     if settings and "=" not in settings[0]:
         path = example_or_file(Path(settings.pop(0)))
     else:
@@ -109,3 +112,23 @@ def sweep_command(
             tasks[0].run(order, training)
     elif progress := training.train(described):
         training.finish(progress)
+
+
+def refuse_spaces(options: dict[str, str | None], words: list[str]) -> None:
+    """Raise ConfigError if a list is divided by spaces, so that its end is another word."""
+    for flag, values in options.items():
+        rest = [word for word in words if is_part_of(values, word)]
+        if values and rest:
+            meant = ",".join([values.rstrip(", "), *(word.strip(",") for word in rest)])
+            raise ConfigError(
+                f"{flag}: found {values!r} and the word {rest[0]!r}; allowed a list without "
+                f"spaces: {flag} {meant}"
+            )
+
+
+def is_part_of(values: str | None, word: str) -> bool:
+    """Return whether a word is the rest of a list: after a comma, or a number after a number."""
+    if values is None or "=" in word or example_or_file(Path(word)).exists():
+        return False
+    numbers = values.replace(",", "").isdecimal() and word.replace(",", "").isdecimal()
+    return values.endswith(",") or numbers

@@ -110,7 +110,7 @@ class SweepTraining:
         if not order.quiet and any(entry.state == "done" for entry in progress):
             for line in sweep_finding([Run(cell.folder.path) for cell in cells]):
                 log(line)
-            log(f"what it found (report, compare and plot take it too): deepstack answer {study}")
+            log(f"next: deepstack answer {study} (or report, compare, plot)")
         self.end(progress)
 
     def end(self, progress: Sequence[CellProgress]) -> None:

@@ -30,6 +30,8 @@ BYTES_VOCABULARY = 257
 # layer with the graph or list of its operations, without results
 PROCESS_BYTES = 320 * 2**20
 LAYER_OVERHEAD = 240 * 2**10
+# Measured: the modules that the first call of torch's `checkpoint` imports.
+RECOMPUTING_BYTES = 78 * 2**20
 # rows of steps.csv and timing.csv; files below layers/, most diagnostics having two
 BYTES_PER_STEP = 160
 LAYER_FILES = 60
@@ -77,7 +79,7 @@ def memory_terms(
     held_out = 8 * sum(lengths) + 9 * lengths[-1]
     held_out *= validation_sequences(config, sum(lengths), predicted_positions(config, lengths[-1]))
     terms = {
-        "Python and torch": 0 if on_gpu(config) else PROCESS_BYTES,
+        "Python and torch": 0 if on_gpu(config) else process_bytes(config),
         "data": 0 if on_gpu(config) else data,
         "weights": weights,
         "gradients": trained * parts_at_once(config),
@@ -119,6 +121,11 @@ def memory_terms(
         if not spec.is_part_of_snapshots:
             terms[spec.name] = max(0, spec.memory(measured) - during)
     return terms
+
+
+def process_bytes(config: Config) -> int:
+    """Return the bytes of a process that trains, beside its tensors."""
+    return PROCESS_BYTES + RECOMPUTING_BYTES * (recompute_every(config) > 0)
 
 
 def predicted_positions(config: Config, length: int | None = None) -> int:

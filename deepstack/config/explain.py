@@ -7,7 +7,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from deepstack.base.allowed import IDENTIFIER, PATTERNS, Schema, alternatives, describe, literals
+from deepstack.base.allowed import (
+    IDENTIFIER,
+    PATTERNS,
+    RUN_NAME,
+    Schema,
+    alternatives,
+    describe,
+    literals,
+)
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import nearest, unknown
 from deepstack.base.text import quote, shorten
@@ -16,7 +24,7 @@ from deepstack.config.key import Key
 from deepstack.config.keys import KeyPath, dotted_key, schema_at, sections, setting_keys
 from deepstack.config.roles import ROLES
 from deepstack.config.schema import Config
-from deepstack.config.section import Section
+from deepstack.config.section import LONGEST_NAME, Section
 
 MAX_PROBLEMS = 20
 LATER_TRACKERS = ("wandb", "mlflow", "trackio")
@@ -26,6 +34,9 @@ _NUMBERS: dict[Any, tuple[type, ...]] = {"integer": (int,), "number": (int, floa
 _LIMITS = {"minimum": ge, "exclusiveMinimum": gt, "maximum": le, "exclusiveMaximum": lt}
 # Several values, as people write them.
 _SEVERAL = re.compile(r".*,.*|\d+(-|\.\.+|:)\d+")
+
+_TRUTH = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+_THOUSANDS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([kKmM])")
 
 
 def raise_problems(problems: list[Problem]) -> None:
@@ -41,7 +52,7 @@ def raise_problems(problems: list[Problem]) -> None:
 def validate(tree: Node, model: type[Section] = Config) -> tuple[Any, list[Problem]]:
     """Return the model that a tree describes, or None and its mistakes."""
     if not isinstance(tree.value, dict):
-        text = f"found {tree.shown}; allowed `key: value` lines"
+        text = f"found {tree.shown}; allowed `key: value` lines, such as seed: 0"
         return None, [Problem(tree.where, "", text)]
     try:
         return model.model_validate(tree.plain()), []
@@ -147,24 +158,74 @@ def _nested_form(word: str, section: str) -> str | None:
 
 def _wrong_value(path: KeyPath, node: Node) -> str:
     """Return the message for a value that the schema refuses, with the value that was meant."""
-    value, schema = node.value, schema_at(path)
+    schema = schema_at(path)
+    meant = _meant_value(path, node, schema)
+    hint = f"did you mean {meant}?" if meant else _next_step(path, node, schema)
     text = f"found {node.shown}; allowed {describe(schema)}"
+    return f"{text}; {hint}" if hint else text
+
+
+def _meant_value(path: KeyPath, node: Node, schema: Schema) -> str:
+    """Return the text that a refused value was meant to be, or ''."""
+    value, key, options = node.value, dotted_key(path), list(alternatives(schema))
+    kinds = {option.get("type") for option in options}
     if (number := _meant_number(value, schema)) is not None:
-        return f"{text}; did you mean {number}?"
+        return str(number)
+    if section := _meant_section(key, value, options):
+        return section
+    if type(value) in (int, float) and "array" in kinds:
+        return f"[{value}]"
     if not isinstance(value, str):
-        return text
+        return ""
+    if is_typed(node) and "," in value and "array" in kinds:
+        return f"{key}=[{value}]"
+    if "boolean" in kinds and value in _TRUTH:
+        return _TRUTH[value]
+    if any(option.get("pattern") == RUN_NAME for option in options):
+        name = re.sub(r"[^A-Za-z0-9._]+", "_", value).strip("._")
+        return repr(name) if 0 < len(name) <= LONGEST_NAME else ""
+    near = nearest(value, [str(choice) for option in options for choice in literals(option)])
+    return repr(near) if near else ""
+
+
+def _next_step(path: KeyPath, node: Node, schema: Schema) -> str:
+    """Return what to type for a value without a near one: a command, or an example."""
+    value, key, example = node.value, dotted_key(path), schema.get("default")
     if dotted_key(path[:2]) == "log.to" and value in LATER_TRACKERS:
-        return f"{text}; {value} gets finished runs: deepstack export RUN --logs {value}"
-    choices = [str(choice) for option in alternatives(schema) for choice in literals(option)]
-    text += hint_for(nearest(value, choices))
-    if "command line" in node.where and _SEVERAL.fullmatch(value):
-        text += "; several values make a sweep: deepstack sweep, with commas between them (0,1,2)"
-    return text
+        return f"{value} gets finished runs: deepstack export RUN --logs {value}"
+    if is_typed(node) and isinstance(value, str) and _SEVERAL.fullmatch(value):
+        return "several values make a sweep: deepstack sweep, with commas between them (0,1,2)"
+    if type(example) not in (int, float):
+        return ""
+    return (
+        f"for example {key}={example}" if is_typed(node) else f"for example {path[-1]}: {example}"
+    )
+
+
+def is_typed(node: Node) -> bool:
+    """Return whether a value stands on the command line and not in a file."""
+    return node.where.endswith("command line")
+
+
+def _meant_section(key: str, value: Any, options: list[Schema]) -> str:
+    """Return the text that was meant by a value in place of a section, or ''."""
+    keys: Schema = next((one["properties"] for one in options if "properties" in one), {})
+    if isinstance(value, list) and keys:
+        return "the same lines without '-'"
+    word, _, rest = str(value).partition(" ")
+    name = word.rstrip(":=")
+    if name in keys and rest:
+        return repr(shorten(f"{name}: {rest.lstrip(':= ')}"))
+    named = [inner for inner, one in keys.items() if value in literals(one)]
+    return f"{key}.{named[0]}={value}" if named else ""
 
 
 def _meant_number(value: Any, schema: Schema) -> int | float | None:
     """Return the allowed number that a value denotes: 1000 for 1e3, 12 for '12'; None for none."""
+    thousands = _THOUSANDS.fullmatch(str(value))
     number: Any = parse_scalar(str(value))
+    if thousands:
+        number = float(thousands[1]) * {"k": 1e3, "m": 1e6}[thousands[2].lower()]
     if isinstance(number, float) and number.is_integer():
         number = int(number)
     for option in alternatives(schema):

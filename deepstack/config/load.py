@@ -1,6 +1,7 @@
 """Load configurations from YAML files and overrides, with the place of every mistake."""
 
 import os
+import re
 import shlex
 import stat
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from deepstack.base.yaml_reader import (
 )
 from deepstack.config.estimate import refuse_absurd
 from deepstack.config.explain import hint_for, raise_problems, validate
+from deepstack.config.keys import setting_keys
 from deepstack.config.schema import LENGTHS, Config
 
 MAX_BYTES = 64 * 1024
@@ -117,7 +119,7 @@ def read_tree(
     tree, problems = read(text, source)
     if tree.value is None:
         tree = replace(tree, value={})
-    for override in overrides:
+    for override in join_words(overrides):
         try:
             path, node = parse_override(override)
             if isinstance(tree.value, dict):  # else `validate` refuses the text
@@ -132,6 +134,21 @@ def is_empty(path: str | os.PathLike[str]) -> bool:
     return not read(read_file(path), printable_path(path))[0].value
 
 
+def join_words(words: Sequence[str]) -> list[str]:
+    """Return the overrides; one that spaces divide is one text: 'model.depth = 3'."""
+    joined: list[str] = []
+    rest = list(words)
+    while rest:
+        word, *after = rest
+        count = 1
+        if word.removesuffix("=") in setting_keys() and after:
+            count += after[0].startswith("=") or "=" not in after[0]
+            count += after[0] == "=" and len(after) > 1
+        joined.append(" ".join(rest[:count]))
+        del rest[:count]
+    return joined
+
+
 def parse_override(text: str) -> tuple[tuple[str, ...], Node]:
     """Return path and node of `key=value`.  Raises Problem.
 
@@ -141,8 +158,11 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Node]:
     key, equals, value = (part.strip() for part in text.partition("="))
     path = tuple(key.split("."))
     if not equals or not all(path) or len(path) > MAX_DEPTH or len(text) > MAX_BYTES:
-        allowed = "allowed key=value, such as model.depth=48"
-        raise Problem(place, "", f"found {quote(text)}; {allowed}")
+        meant = re.fullmatch(r"([\w.]+?)\s*[ :]\s*(\S+)", text)
+        is_setting = meant and meant[1] in setting_keys()
+        hint = hint_for(f"{meant[1]}={meant[2]}" if meant and is_setting else None)
+        allowed = "allowed key=value without spaces, such as model.depth=48"
+        raise Problem(place, "", f"found {quote(text)}; {allowed}{hint}")
     if refusal := refuse_forbidden(text):
         raise Problem(place, "", refusal)
     if not value.startswith(("[", "{", '"', "'")):
@@ -211,6 +231,8 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         hint = hint_for(printable_path(names[near])) if near else ""
         if "=" in name:
             hint = f"; a setting comes after the configuration, as in: FILE.yaml {name}"
+        elif not hint:
+            hint = "; allowed a YAML file, or a name of deepstack list configs"
         raise ConfigError(f"{name}: no such file{hint}") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
@@ -218,7 +240,8 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     kind = "a folder" if stat.S_ISDIR(mode) else "something that is not a file"
     inside = Path(path, "config.yaml")
     hint = hint_for(printable_path(inside)) if inside.is_file() else ""
-    raise ConfigError(f"{name}: found {kind}; allowed a YAML file{hint}")
+    allowed = "allowed a YAML file, or a name of deepstack list configs"
+    raise ConfigError(f"{name}: found {kind}; {allowed}{hint}")
 
 
 def printable_path(path: str | os.PathLike[str]) -> str:

@@ -107,7 +107,8 @@ def divisor_of(field: str, *keys: str) -> Any:
         for key in keys:
             total = info.data.get(key.rpartition(".")[2])
             if value and total and total % value:
-                text = f"found {value}; allowed a divisor of {key} = {total}"
+                near = max(one for one in range(1, value + 1) if total % one == 0)
+                text = f"found {value}; allowed a divisor of {key} = {total}, such as {near}"
                 raise PydanticCustomError("relation", text)
         return value
 

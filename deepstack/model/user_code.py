@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from deepstack.base.errors import ConfigError
+from deepstack.base.plugins import unreadable
 
 ENDS = ("_exit", "abort", "execv", "execve", "kill", "killpg")
 """Functions of os that end this process, or may."""
@@ -31,7 +32,7 @@ def run_file(path: Path) -> ModuleType:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
+        raise ConfigError(unreadable(path, error)) from error
     module = ModuleType(f"deepstack_file_{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module

@@ -259,9 +259,7 @@ class Drawing:
             self._scale_x(self.options.x_scale == "log")
         self.table.rows, lost = split_hidden(self.table.rows)
         self.hidden += lost
-        words = (
-            f"left out: {counted('{} points', self.hidden)} at or below 0, which no log axis has"
-        )
+        words = f"{counted('{} points', self.hidden)} at or below 0 not shown (log axis)"
         self.note(words, when=self.hidden)
         place_side_by_side(self.panels if self.legend.seeds else [])
         if legend_title is None:

@@ -33,8 +33,8 @@ OUTCOME_COLOURS = {
 }
 MEANING = (
     f"learnt: of the final validation loss, {LEARNT}; worse: it lies more than {FAR:g} nats above "
-    "this predictor; at chance: neither; diverged: the loss left the finite numbers or "
-    "train.max_loss"
+    "this predictor; at chance: neither; diverged: the loss became NaN or "
+    "infinite, or exceeded train.max_loss"
 )
 NO_OUTCOME = "no finished run has a validation loss that can be compared with one without context"
 ROW, GAP = 0.13, 0.07  # height of a map's row in inches; free margin of a cell

@@ -81,7 +81,7 @@ def draw(
         charts = {name: CHARTS[name] for name in charts or CHARTS}
     for kind in formats:
         if kind not in FORMATS:
-            raise ConfigError(unknown("format", kind, FORMATS))
+            raise ConfigError(unknown("--format", kind, FORMATS))
     folders = list_folders(directory)
     if len(folders) > 1 and out is None:
         raise ConfigError(

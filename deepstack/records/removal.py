@@ -95,7 +95,7 @@ def _check_path(path: Path, out: Path) -> Path:
         raise ConfigError(f"{path} is not a run or a study; these are {out}/<study>/<run>")
     remove_hidden_folders(real.parent, REMOVED + "*")
     if not real.is_dir():
-        raise NothingMatchedError(f"{path}: no such folder")
+        raise NothingMatchedError(f"{path}: no such folder; deepstack ls lists the runs")
     if len(parts) == 2 and not RunFolder(real).exists():
         raise NothingMatchedError(f"{path} is not a run: it has no config.yaml")
     if not is_trash:

@@ -251,10 +251,16 @@ def find_runs(path: str | os.PathLike[str]) -> list[Run]:
     folders = [folder for folder in folders_below(root) if RunFolder(folder).exists()]
     if not folders:
         reason = "holds no runs" if root.is_dir() else "is not a folder"
+        missing = root
         hint = "; to train a first run: deepstack train quick" if str(root) == RESULTS else ""
-        if not root.exists() and root.parent.is_dir():
-            near = nearest(root.name, [one.name for one in root.parent.iterdir() if one.is_dir()])
-            hint += f"; did you mean {str(root.parent / near)!r}?" if near else ""
+        while not missing.parent.exists():
+            missing = missing.parent
+        if not missing.exists() and missing.parent.is_dir():
+            beside = [one.name for one in missing.parent.iterdir() if one.is_dir()]
+            near = nearest(missing.name, beside)
+            meant = missing.parent / (near or "") / root.relative_to(missing)
+            hint += f"; did you mean {str(meant)!r}?" if near else ""
+        hint = hint or "; deepstack ls lists the runs"
         raise NothingMatchedError(
             f"{root} {reason}: expected a run, a study or a results folder{hint}"
         )

@@ -82,8 +82,8 @@ def caption_of(runs: Runs, depth_settings: Iterable[Key] = ()) -> list[str]:
             # A file is shown by its name, without its folder.
             items.append(f"{Key(key).short} {value_text(value).rpartition('/')[2]}")
     items += [follows_depth(runs, key) for key in depth_settings]
-    if left := _repeated(runs):
-        items.append(f"left out: {counted('{} runs', left)} with the seed of another")
+    if note := hidden_note(runs):
+        items.append(note)
     if going := sum(run.state not in ENDED for run in runs):
         items.append(f"unfinished: {going} of {counted('{} runs', len(runs))}")
     # A line may end after a comma; a name and its value stay together.
@@ -122,10 +122,12 @@ def shared_settings(runs: Sequence[Run]) -> dict[str, Any]:
     return shared
 
 
-def _repeated(runs: Runs) -> int:
-    """Return the number of runs with the setting, depth and seed of another run."""
+def hidden_note(runs: Runs) -> str:
+    """Return a note on runs with the setting, depth and seed of another run, or ''."""
     keys = [DEPTH, SEED, *runs.varying]
-    return len(runs) - len({values_of(run, keys) for run in runs})
+    hidden = len(runs) - len({values_of(run, keys) for run in runs})
+    text = f"{counted('{} runs', hidden)} hidden: same setting and seed as another run"
+    return text if hidden else ""
 
 
 @cache

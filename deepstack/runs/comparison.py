@@ -16,7 +16,7 @@ from deepstack.config.key import Key
 from deepstack.config.write import one_line
 from deepstack.records import Run
 from deepstack.runs.best import Best
-from deepstack.runs.captions import depth_words
+from deepstack.runs.captions import depth_words, hidden_note
 from deepstack.runs.conditions import Where, is_equal, sort_rows
 from deepstack.runs.outcomes import result_of
 from deepstack.runs.runs import Runs, best_keys
@@ -93,8 +93,8 @@ def compare(
 
     where, last: as in `deepstack.load_runs`.
     sort: a column of this table, descending with `-`.
-    say: gets a sentence for each run that cannot be read and is left out, and one for each study on
-        the best setting of its greatest depth.
+    say: gets a sentence for each run that cannot be read and is left out, and for each study one on
+        runs that another run hides and one on the best setting of its greatest depth.
 
     Raises NothingMatchedError without runs, ResourceError where none can be read, ConfigError for a
     baseline or a key that no study has.
@@ -111,6 +111,8 @@ def compare(
     for study, study_rows in comparisons(readable, against, keys).items():
         rows += [{"study": study.name} | row if len(readable) > 1 else row for row in study_rows]
         runs = readable[study]
+        if note := hidden_note(runs):
+            say(f"{study.name}: {note}; probe(…, name=…) names a model of your own")
         one_task = len({run.get(TASK) for run in runs}) == 1
         if one_task and (lead := lead_sentence(runs.bests(keys[study]))):
             say(f"{study.name}: {lead}" if len(readable) > 1 else lead)

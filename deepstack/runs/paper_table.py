@@ -64,9 +64,7 @@ def paper_table(
             "accounts for this choice."
         )
     if bold:
-        sentences.append(
-            "Bold: the least mean of its depth, whether or not the intervals tell it from others."
-        )
+        sentences.append("Bold: lowest mean at each depth; it need not be significant.")
     return PaperTable(texts, bold, " ".join(sentences))
 
 

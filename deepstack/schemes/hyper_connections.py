@@ -256,6 +256,16 @@ class MHC(ManyStreams, name="mhc", label="mHC", paper="arXiv:2512.24880", static
         }  # fmt: skip
         return 2 * n + of_mixing[cls.mixing]
 
+    @classmethod
+    def extra_flops(cls, sizes: StackSizes) -> int:
+        """Return the FLOPs of hyper-connections, and those of the sum over permutations.
+
+        Permutations are constant, so that the backward pass of this sum has one product less.
+        """
+        tokens = sizes.sublayers * sizes.batch * sizes.seq * (cls.mixing == "permutations")
+        of_permutations = 2 * tokens * math.factorial(min(cls.streams, 5)) * cls.streams**2
+        return super().extra_flops(sizes) + of_permutations
+
     def setup(self, parts: Parts) -> None:
         n = self.streams
         allowed = {"permutations": n <= 5, "kronecker": n.bit_count() == 1}

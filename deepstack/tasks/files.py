@@ -46,7 +46,9 @@ def refusing(path: str, key: str = "task.path") -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         there = "" if os.path.isabs(path) else f" (seen from {os.getcwd()})"
-        raise refusal(f"no such file or folder: {error.filename}{there}", key) from error
+        allowed = "allowed a file, a folder or a pattern such as 'books/*.txt'"
+        text = f"no such file or folder: {error.filename}{there}; {allowed}"
+        raise refusal(text, key) from error
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         where = getattr(error, "filename", None) or path

@@ -28,7 +28,7 @@ MISTAKES: list[tuple[list[object], str]] = [
     (["check", "quick", "log.to=wandb"], "deepstack export RUN --logs wandb"),
     (["check", "quick", "model.scheme=mine"], "a scheme of your own comes with --plugin FILE"),
     (["check", "quick", "model.scheme=zzzz"], "more (deepstack list schemes)"),
-    (["sweep", "quick", "--workers", "9" * 20, "--dry-run"], "less than or equal to"),
+    (["sweep", "quick", "--workers", "9" * 20, "--dry-run"], "allowed an integer from 1 to 10000"),
 ]
 
 

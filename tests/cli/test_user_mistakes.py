@@ -201,7 +201,7 @@ def test_before_any_run_the_first_one_is_named(words: str, exists: bool, here: P
         (["train", QUICK, "train.steps=1e3"], "to 1000000000; did you mean 1000?"),
         (["train", QUICK, "model.depth='12'"], "did you mean 12?"),
         (["train", "quick.yaml"], "quick.yaml: no such file; did you mean 'quick'?"),
-        (["train", RUN], f"allowed a YAML file; did you mean '{RUN}/config.yaml'?"),
+        (["train", RUN], f"list configs; did you mean '{RUN}/config.yaml'?"),
         (["rerun", STUDY], "is not a run: expected a folder with a config.yaml"),
         (["export", STUDY, "--to", "x"], "is not a run: expected a folder with a config.yaml"),
         (["init", "mine.yaml", "--from", "quik"], "did you mean 'quick'"),
@@ -255,6 +255,6 @@ def test_an_export_prints_its_files_on_lines(trained: Path, tmp_path: Path) -> N
 def test_a_number_alone_is_one_seed_in_every_command(command: str, tmp_path: Path) -> None:
     """Each ends at a depth that is not allowed."""
     done = typed(command, QUICK, "--seeds", "3", "--depths", "0,1", "--out", tmp_path)
-    note = "--seeds 3 is the one seed 3; several are listed, as in --seeds 0,1,2"
+    note = "--seeds 3 trains seed 3 only; for several seeds: --seeds 0,1,2"
     assert done.exit_code == 2 and note in done.stderr
     assert listed_seeds("3", quiet=True) == [3]

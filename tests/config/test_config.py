@@ -113,7 +113,7 @@ def test_a_mistake_and_its_message(
 def test_a_file_that_is_not_a_configuration_is_refused_with_overrides_too() -> None:
     for read in (conf.parse_config, conf.parse_study):
         message = message_of(read, "hello", ["seed=1"])
-        assert message == "f.yaml:1:1: found 'hello'; allowed `key: value` lines"
+        assert message == "f.yaml:1:1: found 'hello'; allowed `key: value` lines, such as seed: 0"
 
 
 def test_up_to_twenty_mistakes_are_reported_in_the_order_of_the_file() -> None:

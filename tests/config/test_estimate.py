@@ -1,5 +1,7 @@
 """Estimates of parameters and memory, and the lengths of runs in steps, tokens and FLOPs."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -183,3 +185,26 @@ def test_a_budget_below_a_step_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"train.flops: found 1, \S+ steps of") as caught:
         with_steps(small(train__flops=1.0))
     assert caught.value.key == "train.flops"
+
+
+IMPORTS = """
+from pathlib import Path
+import torch, deepstack.training
+from torch.utils.checkpoint import checkpoint
+bytes_now = lambda: 4096 * int(Path("/proc/self/statm").read_text().split()[1])
+x, before = torch.ones(2, requires_grad=True), bytes_now()
+checkpoint(torch.sin, x, use_reentrant=False).sum().backward()
+print(bytes_now() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_recomputation_counts_the_modules_that_it_imports() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True)
+    measured = int(done.stdout)
+    usual = ["model.depth=4", "runtime.device=cpu"]
+    every = [
+        conf.parse_config("", overrides=[*usual, f"runtime.recompute_every={n}"]) for n in (0, 2)
+    ]
+    terms = [conf.memory_terms(config)["Python and torch"] for config in every]
+    assert 0.7 < (terms[1] - terms[0]) / measured < 1.4

@@ -44,6 +44,7 @@ CASES: list[Any] = [
     "model.scheme=frac_connections model.scheme_options.dynamic=false",
     "model.scheme=dense_former model.depth=7 model.scheme_options.dilation=2 "
     "model.scheme_options.period=3",
+    "model.scheme=mhc model.scheme_options.mixing=kronecker model.scheme_options.streams=2",
     "model.scheme=attn_res model.scheme_options.blocks=0",
     "model.scheme=attn_res model.scheme_options.blocks=4",
     "model.depth=4 train.batch_size=6 log.probe_sequences=3",
@@ -129,6 +130,14 @@ def test_flops_of_an_encoder_decoder_need_the_length_of_its_targets() -> None:
         conf.step_flops(both, VOCAB, scheme_flops(both))
 
 
+@pytest.mark.parametrize("mixing", ["permutations", "cayley"])
+def test_mixing_by_constants_and_by_a_linear_system(mixing: str) -> None:
+    changes = f"model.scheme=mhc model.depth=4 model.scheme_options.mixing={mixing}"
+    flops, (forward, backward) = flops_and_counts(changes)
+    assert flops.forward == forward
+    assert flops.backward == pytest.approx(backward, rel=0.05)
+
+
 def test_recomputed_layers_and_untrained_matrices() -> None:
     def flops_with(**changes: Any) -> StepFlops:
         return conf.step_flops(config(**changes), VOCAB, scheme_flops(config()))
@@ -141,3 +150,76 @@ def test_recomputed_layers_and_untrained_matrices() -> None:
     fixed = flops_with(train__trainable=["w1", "norm_gain"])
     of_w1, of_attention = 3 * 2 * 2 * SEQ * d * 4 * d, 3 * 4 * 2 * SEQ * SEQ * d
     assert fixed == usual._replace(backward=usual.forward + of_w1 + of_attention)
+
+
+ROLES = ["head", "final_norm", "w2", "w1,norm_gain", "q,w2,bias", "o", "norm_gain", "embedding"]
+STACKS = [
+    "model.scheme=pre_ln model.depth=3",
+    "model.scheme=pre_ln model.depth=11 model.head=separate",
+    "model.scheme=peri_ln model.depth=10 model.gated=true",
+    "model.scheme=pre_ln model.depth=4 model.head=bert",
+]
+NEARLY = [
+    f"{ENCODER_DECODER} model.scheme=pre_ln model.depth=9 model.decoder_depth=10",
+    f"{ENCODER_DECODER} model.decoder_attention=merged model.scheme=pre_ln model.depth=6",
+    "model.scheme=mhc model.depth=5",
+    "model.scheme=mudd model.depth=7",
+    "model.scheme=peri_ln model.depth=6 model.family=decoder model.n_heads=4 model.n_kv_heads=2",
+]
+
+
+def flops_and_counts(changes: str, roles: str = "") -> tuple[StepFlops, list[int]]:
+    """FLOPs by the formulas, and those that torch counts in the whole model, pass by pass."""
+    trained = [f"train.trainable=[{roles}]"] if roles else []
+    settings = conf.parse_config(conf.to_yaml(config()), overrides=[*changes.split(), *trained])
+    task = task_of(settings)
+    model = build_model(settings, vocab_size=task.vocab_size).model
+    tokens = torch.from_numpy(task.train_batch(1, settings.train.batch_size).inputs)
+    counts, logits = [], []
+    for run in (lambda: logits.append(model(tokens)), lambda: logits[0].sum().backward()):
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            if not logits or logits[0].requires_grad:
+                run()
+        counts.append(int(counter.get_total_flops()))
+    return flops_of(settings, task), counts
+
+
+@pytest.mark.parametrize("roles", some(ROLES, 4))
+@pytest.mark.parametrize("changes", STACKS)
+def test_fixed_roles_need_no_products_before_the_first_trained_one(
+    changes: str, roles: str
+) -> None:
+    flops, counts = flops_and_counts(changes, roles)
+    assert [flops.forward, flops.backward] == counts
+
+
+@pytest.mark.parametrize("changes", NEARLY)
+def test_fixed_roles_of_other_stacks_are_counted_to_a_tenth(changes: str) -> None:
+    for roles in ROLES:
+        flops, (forward, backward) = flops_and_counts(changes, roles)
+        assert flops.forward == forward
+        assert flops.backward == pytest.approx(backward, rel=0.1), roles
+
+
+@pytest.mark.parametrize("depth", [1, 6, 12])
+def test_the_backward_pass_of_few_roles_is_their_products(depth: int) -> None:
+    """Counted by hand for Pre-LN with an untied head: multiply-adds of products, two FLOPs each."""
+    changes = f"model.scheme=pre_ln model.head=separate model.depth={depth}"
+    whole, _ = flops_and_counts(changes, "head,final_norm,w1")
+    settings = conf.parse_config(conf.to_yaml(config()), overrides=changes.split())
+    task, d = task_of(settings), settings.model.d_model
+    tokens = settings.train.batch_size * task.lengths[0]
+    head = 2 * tokens * d * task.vocab_size
+    square, inner = 2 * tokens * d * d, 2 * tokens * d * 4 * d  # of q, and of w1
+    scores = 4 * tokens * task.lengths[0] * d  # logits and weighted values
+    layer = 4 * square + scores + 2 * inner
+    assert whole.forward == depth * layer + head
+    assert flops_and_counts(changes, "head")[0].backward == head  # its own gradient alone
+    assert flops_and_counts(changes, "final_norm")[0].backward == head  # of F, and no layer
+    # every layer but the first passes all gradients on; the first has that of w2 alone
+    passed = (depth - 1) * (4 * square + 2 * scores + 2 * inner)
+    of_w2 = flops_and_counts(changes, "w2")[0].backward
+    assert of_w2 == head + passed + depth * inner
+    # o: the first layer also passes its feed-forward
+    of_o = flops_and_counts(changes, "o")[0].backward
+    assert of_o == head + passed + 2 * inner + depth * square

@@ -37,7 +37,7 @@ def test_other_intervals_are_no_other_seed(
     drawn = chart.data[chart.data["kind"].isin(["point", "training"])]
     assert set(drawn["y"]) == {value}
     assert "low" not in chart.data and "standard deviation" not in caption(chart)
-    assert f"left out: {left_out} runs with the seed of another" in caption(chart)
+    assert f"{left_out} runs hidden: same setting and seed as another run" in caption(chart)
 
 
 # --- bands and points ----------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_points_hidden_by_a_logarithmic_axis_are_counted_and_not_in_the_csv(
 ) -> None:
     make_runs(tmp_path, **settings)
     chart = make_chart(name, tmp_path, **options)
-    words = f"left out: {lost} point{'s' * (lost > 1)} at or below 0, which no log axis has"
+    words = f"{lost} point{'s' * (lost > 1)} at or below 0 not shown (log axis)"
     assert words in caption(chart)
     axes = chart.figure.axes[0]
     for column, scale in (("x", axes.get_xscale()), ("y", axes.get_yscale())):
@@ -228,4 +228,4 @@ def test_a_metric_counts_what_its_logarithmic_axis_hides(tmp_path: Path) -> None
     with without_layout():
         chart = metric(find_runs(tmp_path), "step", "model_update", options=Options(y_scale="log"))
     assert chart.data["y"].tolist() == [0.2, 30.0]
-    assert "left out: 2 points at or below 0, which no log axis has" in caption(chart)
+    assert "2 points at or below 0 not shown (log axis)" in caption(chart)

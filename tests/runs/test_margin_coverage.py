@@ -39,7 +39,9 @@ def holds(rng: random.Random, settings: int, values: int, seeds: int, spread: fl
     return found.gap.low <= 0.01 * (means[rival] - means[leader]) <= found.gap.high
 
 
-def coverage(settings: int, values: int, seeds: int, spread: float, studies: int = STUDIES) -> float:
+def coverage(
+    settings: int, values: int, seeds: int, spread: float, studies: int = STUDIES
+) -> float:
     """Return the share of simulated studies whose interval holds the true difference."""
     rng = random.Random(f"{settings} {values} {seeds} {spread}")
     return sum(holds(rng, settings, values, seeds, spread) for _ in range(studies)) / studies

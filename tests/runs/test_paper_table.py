@@ -51,7 +51,7 @@ def test_a_table_of_latex_has_the_numbers_of_json_and_the_best_in_bold(study: Pa
         assert (row["n"], row["N"], row["outcome"]) == ("3", fact["depth"], "3 learnt")
         if fact["setting"] != "Post-LN":
             assert row["difference"] == f"{fact['difference']:.3f}".replace("-", "$-$")
-    assert "Bold: the least mean of its depth" in text and r"from post\_ln" in text
+    assert "Bold: lowest mean at each depth" in text and r"from post\_ln" in text
 
 
 def test_losses_of_several_tasks_have_no_best() -> None:

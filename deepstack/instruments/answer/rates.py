@@ -95,8 +95,8 @@ def clause_of(label: str, result: Transfer, exponent: Interval | None, looks: Lo
     numbers = f"{value} ({ends}, {depths})"
     if not is_decided(exponent):
         return (
-            f"no movement of the best learning rate of {label} with depth is shown: its exponent "
-            f"in N is {numbers}"
+            f"no trend of the best learning rate of {label} with depth is established: its "
+            f"exponent in N is {numbers}"
         )
     verb = "rises" if exponent.value > 0 else "falls"
     return (

@@ -35,8 +35,8 @@ from deepstack.runs.words import as_sentence, nats
 
 T_TEST = (
     "The interval is Student's t over the differences of runs with equal seeds: if these are "
-    "normal, it leaves out 0 in 5 % of studies without any difference. With rare bad seeds or a "
-    "long tail in one setting it does so in up to 25 % (docs/answer.md)."
+    "normal, its false-positive rate is 5 %. With rare bad seeds or a long tail in one setting the "
+    "rate is up to 25 % (docs/answer.md)."
 )
 EACH_RATE = (
     "The best rate of a setting has to beat each rate of the others, and a setting's rates share "

@@ -26,7 +26,7 @@ from deepstack.runs.statistics import (
 )
 
 RIGHT, RATIO = "right-hand side", "right-hand side / measured"
-EQUAL = ("equal", "equal: below it is no bound")
+EQUAL = ("equal", "ratio 1: below it the right-hand side is not a bound")
 CROSS, GAIN = "bound_cross_attention", "effective_gain_cross_attention"
 
 

@@ -155,7 +155,7 @@ class Comparison:
         if reference.config.model.positions == "rotary" and LAYOUT not in self.settings:
             if (other := self.cause_in_other_layout(x, found, size)) is not None:
                 return other
-        cause = "no known fault gives the block's numbers"
+        cause = "cause unknown: none of the tested faults gives the block's numbers"
         if extra := undeclared(self.block.weights(reference)):
             cause += f"; parameters that PARAMETERS does not name: {', '.join(extra[:6])}"
         return "unknown", size, cause, reference, scheme_place(reference, "residual", "layer")

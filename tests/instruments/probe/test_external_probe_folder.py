@@ -50,6 +50,15 @@ def test_the_folder_says_how_the_loop_ended(
     assert (run.state, run.status["step"], len(run.steps)) == (state, 2, 2)
 
 
+def test_compare_names_models_that_another_one_hides(tmp_path: Path) -> None:
+    for name in ("pre", "post"):
+        probed(tmp_path / "study" / name, 1)
+    note = "study: 1 run hidden: same setting and seed as another run; probe(…, name=…) names"
+    assert note in " ".join(typed("compare", tmp_path / "study").stderr.split())
+    probed(tmp_path / "other" / "pre", 1)
+    assert "hidden" not in typed("compare", tmp_path / "other").stderr
+
+
 @pytest.mark.parametrize(("start", "step"), [(float("nan"), 1), (1.0, 3)])
 def test_divergence_is_a_result(start: float, step: int, tmp_path: Path) -> None:
     """From a parameter that is not finite, or a loss of the third step."""

@@ -123,8 +123,8 @@ def test_a_study_of_rates_is_described_at_the_best_rate_of_each_setting(tmp_path
     one_rate = finding_of(runs.keep(lambda run: run.get("train.lr") == 0.064), (), None)
     assert "rate" not in " ".join(one_rate["sentences"])
     assert sweep_finding(runs) == [
-        "runs that learned from context at the best rate, and nats below the unigram, 3.260 "
-        "(mean of these):",
+        "runs that learned from context at the best rate (mean gain in nats over the unigram, "
+        "3.260):",
         *(
             f"{n} layers: DeepNorm at its best rate (0.064) 2 of 2 (0.65), Pre-LN at its best rate "
             "(0.064) 2 of 2 (0.62), Post-LN at its best rate (0.064) 0 of 2"

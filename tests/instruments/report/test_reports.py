@@ -214,7 +214,7 @@ def test_the_lowest_loss_of_each_depth_is_bold(tmp_path: Path) -> None:
     make_run(tmp_path, scheme="rezero", depth=1, masked=1.0, state="diverged")
     text = report(tmp_path).read_text("utf-8")
     assert re.findall(r"number best\"[^>]*>(.*?)<", text) == ["2.000", "2.100"]
-    assert re.search(r"\.best \{ font-weight: 700; \}", text) and "Bold: the least of" in text
+    assert re.search(r"\.best \{ font-weight: 700; \}", text) and "Bold: lowest mean at" in text
 
 
 def test_lines_that_coincide_keep_their_colours(tmp_path: Path) -> None:
