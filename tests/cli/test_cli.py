@@ -196,18 +196,19 @@ PUBLISHED = ROOT / "results/published/schemes_and_depth"
 
 def test_a_run_is_described_and_a_sweep_by_depth() -> None:
     for name, sentence in (
-        ("deepnorm", "DeepNorm with 48 layers has learned from context: 0.41 nats below"),
+        ("deepnorm", "DeepNorm with 48 layers has learned from context: 0.14 ± 0.03 nats below"),
         ("post_ln", "Post-LN with 48 layers has learned nothing from context: it ends"),
     ):
         (path,) = PUBLISHED.glob(f"{name}-d48-s0-*")
         text = run_finding(Run(path)) or ""
         assert text.startswith(sentence) and "the unigram" in text
     assert sweep_finding(find_runs(PUBLISHED))[1:] == [
-        "6 layers: Pre-LN 3 of 3 (0.46), DeepNorm 3 of 3 (0.42), Post-LN 3 of 3 (0.32)",
-        "48 layers: Pre-LN 3 of 3 (0.40), DeepNorm 3 of 3 (0.36), Post-LN 0 of 3",
-        "200 layers: Pre-LN 3 of 3 (0.39), DeepNorm 3 of 3 (0.34), Post-LN 0 of 3",
-        "At N = 200 it is undecided which of Pre-LN and DeepNorm is better: Pre-LN ends 0.06 nats "
-        "lower (95 % interval −0.07 to 0.18, 3 pairs of seeds).",
+        "6 layers: Pre-LN 3 of 3 (0.19), DeepNorm 3 of 3 (0.16), Post-LN 3 of 3 (0.14)",
+        "48 layers: Pre-LN 3 of 3 (0.16), DeepNorm 3 of 3 (0.14), Post-LN 0 of 3",
+        "200 layers: Pre-LN 3 of 3 (0.14), DeepNorm 3 of 3 (0.11), Post-LN 0 of 3",
+        "1000 layers: Pre-LN 3 of 3 (0.11), DeepNorm 3 of 3 (0.09), Post-LN 0 of 3",
+        "At N = 1000 it is undecided which of Pre-LN and DeepNorm is better: Pre-LN ends 0.024 nats "
+        "lower (95 % interval −0.025 to 0.074, 3 pairs of seeds).",
     ]
 
 

@@ -53,7 +53,7 @@ def test_width_font_and_formats_are_the_users(tmp_path: Path) -> None:
     figure = make_chart("loss_vs_step", tmp_path, width=5.0, font="DejaVu Serif").figure
     assert figure.get_figwidth() == 5.0
     assert figure.texts[0].get_fontfamily()[0] == "DejaVu Serif"
-    with pytest.raises(ConfigError, match="unknown format 'gif'"):
+    with pytest.raises(ConfigError, match="unknown --format 'gif'"):
         draw(tmp_path / "s", formats=("gif",))
     with pytest.raises(ConfigError, match="unknown font 'Nowhere'"):
         make_chart("loss_vs_step", tmp_path, font="Nowhere")

@@ -164,7 +164,7 @@ def test_values_of_layers_equal_the_snapshots(tmp_path: Path) -> None:
     assert rows(chart, series="step 1")["y"].tolist() == [1.0, 2.0, 4.0]
     # Zero has no place on a log axis: it is left out, and the caption says so.
     assert rows(chart, series="step 2")["x"].tolist() == [1, 3]
-    assert "left out: 1 point at or below 0" in caption(chart)
+    assert "1 point at or below 0 not shown" in caption(chart)
     chart = make_chart("layer_step_heat_map", tmp_path, diagnostic="stream_norm")
     assert rows(chart, x=2, y=3)["value"].item() == -values[1, 2] and len(chart.data) == 6
     with pytest.raises(NothingMatchedError, match="'gradnorm'; deepstack list diagnostics has all"):
