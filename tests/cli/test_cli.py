@@ -207,8 +207,8 @@ def test_a_run_is_described_and_a_sweep_by_depth() -> None:
         "48 layers: Pre-LN 3 of 3 (0.16), DeepNorm 3 of 3 (0.14), Post-LN 0 of 3",
         "200 layers: Pre-LN 3 of 3 (0.14), DeepNorm 3 of 3 (0.11), Post-LN 0 of 3",
         "1000 layers: Pre-LN 3 of 3 (0.11), DeepNorm 3 of 3 (0.09), Post-LN 0 of 3",
-        "At N = 1000 it is undecided which of Pre-LN and DeepNorm is better: Pre-LN ends 0.024 nats "
-        "lower (95 % interval −0.025 to 0.074, 3 pairs of seeds).",
+        "At N = 1000 it is undecided which of Pre-LN and DeepNorm is better: Pre-LN ends 0.024 "
+        "nats lower (95 % interval −0.025 to 0.074, 3 pairs of seeds).",
     ]
 
 

@@ -61,7 +61,7 @@ SWEEP = ["model.scheme=post_ln,deepnorm", "seed=0,1", "--workers", "2"]
     ("words", "ends"),
     [
         (["train"], r"step 200  validation loss \S+ ± \S+ nats \(unigram [\d.]+\)"),
-        (["sweep", *SWEEP], r"nats below the unigram, [\d.]+ \(mean"),
+        (["sweep", *SWEEP], r"mean gain in nats over the unigram, [\d.]+\)"),
     ],
     ids=["train", "sweep"],
 )
