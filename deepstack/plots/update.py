@@ -12,7 +12,7 @@ from deepstack.plots.page import axis_label
 from deepstack.plots.panel import Panel
 from deepstack.plots.texts import typeset
 from deepstack.records import Run
-from deepstack.runs.fit import fit_points
+from deepstack.runs.fit import fit_points, is_power
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import depths_of, require
 from deepstack.runs.statistics import (
@@ -40,6 +40,7 @@ def update_vs_depth(runs: Runs, *, options: Options) -> Chart:
     names = [": ".join(filter(None, [group.name, f"step {step}"])) for group, step in cells]
     height = 1.9 if len(cells) <= 2 else 1.4
     layout: Any = {"titles": names, "columns": len(steps), "height": height}
+    is_curved = False
     for panel, (group, step) in drawing.arrange(cells, names, **layout):
         for s in group.series:
             value = partial(value_at, column=column, step=step)
@@ -47,12 +48,17 @@ def update_vs_depth(runs: Runs, *, options: Options) -> Chart:
             rows = points_of(s.by_depth, value, partial(ceiling_of, column=column), diverged_by)
             style = drawing.styles[s]
             panel.points(s.label, drawing.above_zero(rows), style, entry=True)
-            panel.add_fit(s.label, fit_points(rows), f"step {step}")
+            fit = fit_points(rows)
+            if not is_power(rows, fit):
+                fit, is_curved = None, True
+            panel.add_fit(s.label, fit, f"step {step}")
         draw_unrelated(panel, group, column)
     drawing.depth_axes(depths)
     require(not drawing.rows("point").empty, f"no run has a finite update above 0 at step {last}")
     drawing.value_axis(update_label(runs, column), drawing.panels, log=True)
     drawing.note("hollow points are left out of the fits", when=drawing.legend.marks)
+    curved = "no exponent where means lie further from a power of N than seeds from their mean"
+    drawing.note(curved, when=is_curved)
     if options.at_step is None and last != max(int(r.steps["step"].iloc[-1]) for r in runs):
         drawing.note(f"step {last} is the last one that all undiverged runs share")
     return drawing.finish("Model update against depth")

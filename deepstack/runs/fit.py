@@ -88,6 +88,23 @@ def fit_points(points: pd.DataFrame) -> Fit | None:
     return power_law_of_seeds(used["x"].tolist(), used["by_seed"].tolist())
 
 
+def is_power(points: pd.DataFrame, fit: Fit | None) -> bool:
+    """Return whether the means of a fit lie as close to its line as seeds lie to their means.
+
+    Both are standard deviations of log y: of the means from the line, with n - 2 degrees of
+    freedom, and of the seeds at one x, pooled.  A curve through few seeds' scatter passes; below
+    three seeds or three points nothing is known, and every fit passes.
+    """
+    used = points[(points["mark"] == "") & (points["y"] > 0)]
+    if fit is None or fit.seeds < LEAST_SEEDS or fit.n < 3:
+        return True
+    logs = [np.log([y for y in at.values() if y > 0]) for at in used["by_seed"]]
+    spread = math.sqrt(float(np.mean([one.var(ddof=1) for one in logs])))
+    means, x = np.array([one.mean() for one in logs]), np.log(used["x"].to_numpy(float))
+    rest = means - np.polyval(np.polyfit(x, means, 1), x)
+    return math.sqrt(float(rest @ rest) / (len(x) - 2)) <= spread
+
+
 def exponent_title(fits: Sequence[Fit | None]) -> str:
     """Return the title of a legend of exponents, which explains their errors."""
     seeds = {fit.seeds for fit in fits if fit is not None and fit.has_error}

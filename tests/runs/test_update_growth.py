@@ -112,3 +112,18 @@ def test_answer_and_report_state_the_same_growth(tmp_path: Path) -> None:
     page = tmp_path / "page"
     succeed("answer", tmp_path / "study", "--format", "latex", "--to", page)
     assert r"\|" in (page / "answer.tex").read_text(encoding="utf-8")
+
+
+def test_a_chart_has_an_exponent_only_of_a_power(tmp_path: Path) -> None:
+    """A bend of 10 % over two thirds of the depths, beside seeds that agree within 1 %."""
+    powers = {"deepnorm": 0.0, "pre_ln": 0.1}
+    make_runs(
+        tmp_path, depth=(6, 24, 96), seed=(0, 1, 2), scheme=tuple(powers),
+        updates=lambda depth, seed, scheme: [
+            0.001 * depth**0.5 * (1 + powers[scheme] * (depth == 24)) * (1 + 0.01 * seed)
+        ] * 2,
+    )  # fmt: skip
+    data = CHARTS["update_vs_depth"](Runs.below(tmp_path)).data
+    fits = data[data["kind"] == "fit"]
+    assert set(fits["series"]) == {"DeepNorm"}
+    assert fits["exponent"].to_numpy(float) == pytest.approx(0.5)
