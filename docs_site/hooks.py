@@ -25,6 +25,9 @@ EXPERIMENTS = ("experiments/*/README.md",)
 PICTURES = ("docs/**/*.png", "docs/**/*.svg", "experiments/*/figures*/*.png", "benchmarks/**/*.png")
 # Files of this folder, and where the site has them.
 OWN = {"extra.css": "stylesheets/extra.css", "iframe_worker.js": "javascripts/iframe_worker.js"}
+EQUATIONS = ("docs/schemes.md",)  # pages whose tables have an equation a row, in one line
+# The rank of pages in a search, where it is not 1.
+RANKS = {"docs/tutorials/": 4, "docs/questions/": 4, "docs/extending/": 0.5, "reference/": 0.5}
 # The front page of the site is its own; the README is the page after it.
 PLACES = {"docs/index.md": "index.html", "README.md": "readme.html"}
 SHIM = "https://unpkg.com/iframe-worker/shim"
@@ -66,7 +69,10 @@ def on_post_template(output: str, template_name: str, config: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
-    """Mark blocks with a rule of dashes: their lines have columns, and scroll."""
+    """Let keys reach tables, which scroll, and mark blocks with a rule of dashes, which do too."""
+    html = html.replace("<table>", '<table tabindex="0">')
+    if page.file.src_uri in EQUATIONS:
+        html = f'<div class="equations">{html}</div>'
     return BLOCK.sub(
         lambda block: (
             block[0].replace("language-text", "language-text aligned", 1)
@@ -78,7 +84,10 @@ def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Turn links to files that are not pages, such as configs and code, into their paths."""
+    """Turn links to files that are not pages into their paths; set the page's rank in a search."""
+    for start, boost in RANKS.items():
+        if page.file.src_uri.startswith(start):
+            page.meta["search"] = {"boost": boost}
     folder = (ROOT / page.file.src_uri).parent
 
     def replace(match: re.Match[str]) -> str:

@@ -246,7 +246,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"color": True},  # else click drops escape sequences instead of showing them
     help="Run depth-scaling studies of Transformers: one YAML file describes a stack; deepstack "
-    "trains it and measures how far each step moves its function.",
+    "trains it and measures how far its function moves from its start.",
     **STYLE,
 )
 

@@ -91,9 +91,8 @@ def share_text(learnt: int, seeds: int) -> str | None:
     if learnt not in (0, seeds):
         return None
     share = 0.05 ** (1 / seeds)
-    verb = "learn" if learnt else "do not learn"
-    word = "1 seed" if seeds == 1 else f"all of {seeds} seeds"
+    verb, would = ("learned", "would") if learnt else ("did not learn", "would not")
     return (
-        f"If {word} of a setting {verb}, the share of its seeds that {verb} is above "
-        f"{share:.2f} (95 %, one-sided)."
+        f"Where {seeds} of {seeds} seeds {verb}, with 95 % confidence more than {100 * share:.0f} % "
+        f"of all seeds {would}."
     )

@@ -104,7 +104,7 @@ def about_several(settings: dict[str, list[Best]], depths: Sequence[int], gap: G
     has_interval = gap is not None and math.isfinite(gap.gap.low)
     sure = [gap.looks.sentence if gap and gap.looks.repeated else T_TEST] * has_interval
     if gap and gap.others > 1:
-        sure.append(f"The best of {gap.others + 1} settings is compared with each other one.")
+        sure.append(f"The best of {gap.others + 1} settings is compared with each of the others.")
     if gap and any(cell.is_chosen for cell in every):
         sure.append(EACH_RATE if gap.looks.repeated else CHOSEN)
     sure += filter(None, [schemes])

@@ -53,7 +53,7 @@ def test_a_setting_with_a_diverged_seed_is_not_compared() -> None:
     lucky = seeds_of("C", [2.0, math.inf, 2.1, 2.0])
     found = find(lucky + seeds_of("A", A) + seeds_of("B", B))
     assert found.sentence.startswith("A is better than B: ") and " C " not in found.sentence[:40]
-    assert not any("compared with each other one" in text for text in found.sure)
+    assert not any("compared with each of the others" in text for text in found.sure)
 
 
 def test_the_rival_is_the_setting_whose_interval_reaches_furthest_down() -> None:
