@@ -20,6 +20,7 @@ from deepstack.model.build import Built
 from deepstack.records import Run
 from deepstack.runs import Runs
 from deepstack.runs.spikes import spike_sentence, spike_sentences, spikes_of
+from deepstack.training.timing import timed_steps
 
 PLANTED = 40
 
@@ -150,7 +151,7 @@ class PlantedStep:
 
 
 def config(**changes: Any) -> Any:
-    return small(model__scheme="pre_ln", train__steps=60, **changes)
+    return small(**({"model__scheme": "pre_ln", "train__steps": 60} | changes))
 
 
 @pytest.fixture
@@ -221,3 +222,10 @@ def test_a_resumed_run_has_the_same_spikes_and_records(
 def test_records_at_spikes_need_records() -> None:
     with pytest.raises(ConfigError, match="layers_on"):
         config(log__layers_on="spike", log__layers_every=0)
+
+
+@pytest.mark.parametrize("key", ["layers_on", "stream_update", "streams"])
+def test_a_plan_is_timed_with_any_option_of_records(key: str) -> None:
+    value: Any = "spike" if key == "layers_on" else True
+    steps = timed_steps(config(**{f"log__{key}": value}, train__steps=2))
+    assert len(list(steps)) == 2

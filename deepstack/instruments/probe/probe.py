@@ -117,6 +117,8 @@ class Probe:
         self.every, self.seed = every, seed
         self.layers_every, self.attribution_every = layers_every, attribution_every
         self.subject = ExternalModel(model, batch, hidden, layers)
+        if layers_on and not self.subject.layers:
+            raise ConfigError("layers_on: found 'spike' with layers=(); allowed with layers")
         self.groups = (
             names_by_child(self.subject)
             if groups is None
@@ -130,7 +132,7 @@ class Probe:
         self.processes = processes_of(model, self.subject.initial.device)
         self.at = 0  # the number of the last step
         self._last_F = self.subject.initial.clone()
-        self._spikes = SpikeFinder() if layers_on and self.subject.layers else None
+        self._spikes = SpikeFinder() if layers_on else None
         self._parameters_before: dict[nn.Parameter, Tensor] = {}
         self._attributes = bool(attribution_every) and self.processes.measures
         self._initial_state = self.subject.state() if self._attributes else {}
