@@ -112,6 +112,11 @@ def counted(form: str, value: object) -> str:
     return words.removesuffix("s") if str(value) == "1" and form.endswith("s") else words
 
 
+def tally(words: Iterable[str]) -> str:
+    """Return words with their counts, the most frequent first: '8 done, 2 running'."""
+    return ", ".join(f"{number} {word}" for word, number in Counter(words).most_common())
+
+
 def number_text(value: float | None) -> str:
     """Return four significant digits, or a dash."""
     return "-" if value is None else f"{value:.4g}"

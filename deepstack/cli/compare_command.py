@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from deepstack.base.errors import ConfigError
 from deepstack.cli import options as opt
 from deepstack.cli.added_options import CompareTable, with_added
 from deepstack.cli.commands import command
@@ -33,6 +34,9 @@ def compare_command(
     from deepstack.runs.outcomes import in_words
     from deepstack.runs.paper_table import NUMBERS, paper_table
 
+    for name, needed in CompareTable.idle(added).items():
+        others = " or ".join(f"--{one}" for one in needed)
+        raise ConfigError(f"--{name.replace('_', '-')}: found without {others}, which it needs")
     for one in CompareTable.chosen(added):
         rows = study_rows(directories, where, last, one.table, one.problem)
         emit(rows, json, markdown=markdown, latex=latex, answer=one.answer)

@@ -21,6 +21,7 @@ from deepstack.config.instruments import SNAPSHOTS, specs
 from deepstack.config.keys import schema_at, setting_keys
 from deepstack.config.load import description, example_paths
 from deepstack.records import MODEL_UPDATE_COLUMNS
+from deepstack.runs.spikes import SPIKES_COLUMNS
 
 
 def config_rows(name: str, path: Path, depth: int) -> Rows:
@@ -127,7 +128,8 @@ def logged_columns() -> list[tuple[str, dict[str, tuple[str, str, str]]]]:
     for spec in specs().values():
         interval = "every layer" if spec.every == SNAPSHOTS else spec.key.removeprefix("log.")
         tables.append((interval, dict(spec.columns or {})))
-    return tables
+    of_spikes = {name: row for name, row in SPIKES_COLUMNS.items() if name != "step"}
+    return [*tables, ("layers_on", of_spikes)]
 
 
 def diagnostic_rows(name: str, one: Any, depth: int) -> Rows:

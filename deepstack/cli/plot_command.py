@@ -21,7 +21,7 @@ FEW_CHARTS = 2  # up to which a terminal shows the path of each file
 NOT_DRAWN = " is not drawn: "
 axis, look, files = (
     partial(opt.option, panel=heading)
-    for heading in ("The charts metric and map", "Appearance", "Files")
+    for heading in ("The charts metric, map and scatter", "Appearance", "Files")
 )
 
 
@@ -33,7 +33,8 @@ def plot_command(
         ["results"],
         metavar="CHART|DIR",
         help="Charts to draw (default: at most five main ones, of the newest study), and one "
-        "folder, or several with --to. `metric` and `map` draw any quantity.",
+        "folder, or several with --to. `metric` and `map` draw any quantity, `scatter` two columns "
+        "of compare.",
         autocompletion=complete_chart_or_folder,
     ),
     every: bool = opt.flag("Draw all charts of all studies.", "--all"),
@@ -45,11 +46,13 @@ def plot_command(
     best: opt.Best = [],
     to: Path | None = files("Folder for the figures (default: figures/ in each study)."),
     x: str | None = axis(
-        "metric, map: a setting, or for metric step, layer or a column.", metavar="KEY"
+        "metric, map: a setting, or for metric step, layer or a column; scatter: a numeric column "
+        "of compare.",
+        metavar="KEY",
     ),
     y: str | None = axis(
         "metric: a logged column (val_loss, model_update, …) or a per-layer diagnostic; "
-        "map: a setting.",
+        "map: a setting; scatter: another column of compare.",
         metavar="COLUMN|KEY",
     ),
     by: str | None = axis("metric: the setting of the lines.", metavar="KEY"),

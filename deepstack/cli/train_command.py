@@ -48,6 +48,7 @@ def train_command(
     with gc_paused(), show_work("loading PyTorch", quiet or not is_rank0):
         from deepstack.cli.display import observe
         from deepstack.cli.finding import next_command, run_finding
+        from deepstack.runs.spikes import spike_sentence
         from deepstack.training import parent_of
         from deepstack.training import train as train_run
 
@@ -72,7 +73,8 @@ def train_command(
     if not is_rank0:
         return
     typer.echo(run.path)
-    if not quiet and (sentence := run_finding(run)):
-        log(f"{sentence}\nnext: {next_command(run, sys.argv[1:])}")
+    sentences = list(filter(None, [run_finding(run), spike_sentence(run)]))
+    if sentences and not quiet:
+        log("\n".join([*sentences, f"next: {next_command(run, sys.argv[1:])}"]))
     if fail_on_divergence and run.state == "diverged":
         raise typer.Exit(4)

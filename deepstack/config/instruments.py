@@ -119,3 +119,9 @@ def log_sections() -> tuple[type[Section], ...]:
 def switches(every: str) -> dict[str, Any]:
     """Return the settings that turn off optional instruments at an interval: key -> False."""
     return {f"log.{s.switch}": False for s in specs().values() if s.switch and s.every == every}
+
+
+def without_snapshots() -> dict[str, Any]:
+    """Return the settings that turn off snapshots and all that needs them: key -> value."""
+    off = {"layers_every": 0, "layers_on": None, "stream_update": False, "streams": False}
+    return {f"log.{key}": value for key, value in off.items()} | switches(SNAPSHOTS)

@@ -23,7 +23,7 @@ from deepstack.base.yaml_reader import (
 )
 from deepstack.config.estimate import refuse_absurd
 from deepstack.config.explain import hint_for, raise_problems, validate
-from deepstack.config.keys import setting_keys
+from deepstack.config.keys import sections, setting_keys
 from deepstack.config.schema import LENGTHS, Config
 
 MAX_BYTES = 64 * 1024
@@ -119,6 +119,7 @@ def read_tree(
     tree, problems = read(text, source)
     if tree.value is None:
         tree = replace(tree, value={})
+    tree = with_example(tree, problems)
     for override in join_words(overrides):
         try:
             path, node = parse_override(override)
@@ -127,6 +128,40 @@ def read_tree(
         except Problem as problem:
             problems.append(problem)
     return tree, problems
+
+
+def with_example(tree: Node, problems: list[Problem]) -> Node:
+    """Return the values of a file over those of the example that its key `extends` names.
+
+    The example's name and sweep are left out.  Adds a Problem for an unknown example.
+    """
+    if "extends" not in tree.section:
+        return tree
+    name = tree.section["extends"]
+    own = replace(tree, value={k: node for k, node in tree.section.items() if k != "extends"})
+    path = example_paths().get(str(name.value))
+    if path is None:
+        text = f"{unknown('example', name.plain(), example_paths())}"
+        problems.append(Problem(name.where, "extends", text))
+        return own
+    base, _ = read(read_file(path), printable_path(path))
+    return merged({k: v for k, v in base.section.items() if k not in ("name", "sweep")}, own)
+
+
+def merged(base: Mapping[str, Node], own: Node, section: str = "") -> Node:
+    """Return a section of a file over the same one of its example.
+
+    Keys of sections are merged, and any other value is replaced, also a mapping such as
+    train.lr_factors.
+    """
+    values = dict(base)
+    for key, node in own.section.items():
+        path = f"{section}.{key}".strip(".")
+        for rival in rival_lengths(path):
+            values.pop(rival, None)
+        is_section = path in sections() and isinstance(node.value, dict)
+        values[key] = merged(base[key].section, node, path) if is_section and key in base else node
+    return replace(own, value=values)
 
 
 def is_empty(path: str | os.PathLike[str]) -> bool:

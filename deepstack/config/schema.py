@@ -232,6 +232,8 @@ class SnapshotSettings(Section):
     """Sequences in the fixed batch on which the model update is measured."""
     layers_every: Interval = "log"
     """Steps between records of every layer; 'log': 0, 1, 2, 3, 5, 8, 13, 21, ...; 0: never."""
+    layers_on: Literal["spike"] | None = None
+    """Besides: 'spike', a record at a step whose loss or gradient norm jumps; null: none."""
     skipped_layers: Annotated[int, Field(ge=0, le=16)] = 0
     """How many layers a record leaves out in turn, to measure the probe loss without each."""
     stream_update: bool = False
@@ -241,6 +243,7 @@ class SnapshotSettings(Section):
     streams: bool = False
     """Whether a record has the mixing of streams and compares neighbouring layers' changes."""
 
+    _check_layers_on = unused_without(layers_on={"log.layers_every": ()})
     _check_stream_update = unused_without(stream_update={"log.layers_every": ()})
     _check_streams = unused_without(streams={"log.layers_every": ()})
 

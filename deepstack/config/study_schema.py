@@ -49,4 +49,6 @@ class Sweep(Section):
 class StudyFile(Config):
     """A configuration, or a study with `sweep:`.  Every key has a default."""
 
+    extends: str | None = None
+    """An example (`deepstack list configs`) whose settings count where the file has none."""
     sweep: Sweep = Sweep()

@@ -39,8 +39,9 @@ def to_yaml(config: Config) -> str:
     data = config.model_dump(mode="json")
     if config.train.has_budget:
         del data["train"]["steps"]
-    if not config.log.instruments:  # the config.yaml of a run names them only if there are some
-        del data["log"]["instruments"]
+    for key in ("instruments", "layers_on"):  # the config.yaml of a run names only what is on
+        if not data["log"][key]:
+            del data["log"][key]
     return yaml_of(data)
 
 

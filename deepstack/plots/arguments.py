@@ -12,6 +12,7 @@ from deepstack.base.errors import ConfigError, ResourceError
 from deepstack.base.registry import unknown
 from deepstack.plots.chart import CHARTS, ChartFunction, Options
 from deepstack.plots.metric import metric, value_map
+from deepstack.plots.scatter import scatter
 from deepstack.records import Run
 from deepstack.records.run import path_text
 from deepstack.runs.runs import Runs
@@ -22,16 +23,18 @@ AnyRuns = Any  # a folder, a Run, several of these, or a table of load_runs
 WORDED: dict[str, tuple[ChartFunction, Sequence[str], Sequence[str]]] = {
     "metric": (metric, ("x", "y"), ("by", "layers")),
     "map": (value_map, ("x", "y", "value"), ("layers",)),
+    "scatter": (scatter, ("x", "y"), ()),
 }
 WORDS = ("x", "y", "by", "value", "layers")
 EXAMPLES = (
     "deepstack plot metric DIR --x depth --y val_loss --by scheme, or: "
-    "deepstack plot map DIR --x depth --y lr --value val_loss"
+    "deepstack plot map DIR --x depth --y lr --value val_loss, or: "
+    "deepstack plot scatter DIR --x update_first --y val_loss"
 )
 
 
 def function_of(name: str, words: dict[str, Any]) -> ChartFunction:
-    """Return the function of a chart, with the words of the user that `metric` and `map` need.
+    """Return the function of a chart, with the words of the user that `WORDED` says it needs.
 
     Raises ConfigError for missing and extra words.
     """

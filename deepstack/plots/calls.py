@@ -20,7 +20,8 @@ def figure(runs: AnyRuns, name: str, /, **options: Any) -> Figure:
 
     runs: a folder, a run or several runs, or a table of `load_runs`; runs and name may change
         places.
-    name: of a registered chart, `metric` (with x, y, by) or `map` (with x, y, value).
+    name: of a registered chart, `metric` (with x, y, by), `map` (with x, y, value) or `scatter`
+        (with x, y).
     options: fields of `Options`, such as at_step=10, schemes=["deepnorm"] or style="paper".
 
     Raises ConfigError for an unknown chart or option, NothingMatchedError for runs that do not have
@@ -72,7 +73,8 @@ def plot(
         formats = formats.split(",") if isinstance(formats, str) else formats
         chosen, words = split_options(options)
         if words and not names:
-            raise ConfigError(f"plot: --{next(iter(words))} belongs to the charts metric and map")
+            word = next(iter(words))
+            raise ConfigError(f"plot: --{word} belongs to the charts metric, map and scatter")
         functions = {name: function_of(name, words) for name in names or every}
         most = MOST_MAIN if main else None
         return draw(directory, functions, out, say, formats, chosen, most=most, **selection)

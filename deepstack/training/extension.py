@@ -16,9 +16,10 @@ from typing import Any
 from deepstack import config as conf
 from deepstack.base.errors import ConfigError, DifferenceError
 from deepstack.model import with_defaults, without_defaults
-from deepstack.records import RunFolder, extent, files, problems
+from deepstack.records import Run, RunFolder, extent, files, problems
 from deepstack.records.given_plugins import require_recorded
 from deepstack.records.logs import instrument_logs
+from deepstack.runs.spikes import LOG, spikes_of
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.schedule import depends_on_steps, row_is_due
 from deepstack.training.start import KEY, changed_source, finished_run
@@ -69,8 +70,11 @@ class Extension(Parent):
         super().begin(folder, data)
         step = self.extends["step"]
 
+        spikes = {int(row["step"]) for row in spikes_of(Run(self.folder.path))}
+
         def is_kept(log: str, at: int) -> bool:
-            return at < step or row_is_due(self.config, log, at)
+            due = log == LOG or (log == "layers" and at in spikes)
+            return at < step or due or row_is_due(self.config, log, at)
 
         meta = self.folder.read_meta()
         shutil.rmtree(folder.checkpoint_dir, ignore_errors=True)  # of a killed attempt

@@ -17,6 +17,7 @@ from deepstack.model import flops_of, option_defaults
 from deepstack.model.build import Built
 from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS
 from deepstack.records.given_plugins import keep_copies
+from deepstack.runs.spikes import LOG
 from deepstack.schemes import NORMS, SCHEMES, stack_positions
 from deepstack.training.environment import environment_changes, git_state
 from deepstack.training.evaluation import Evaluation
@@ -142,6 +143,7 @@ def columns_of(
         if spec.section:
             described.setdefault(spec.section, {}).update(logs.get(name, {}))
     others = described.pop("columns")
+    others |= logs.get(LOG, {})
     evals = {**validation, **evaluation.answer_columns}
     coarse = steps_below_resolution(config, built)
     return {

@@ -244,6 +244,7 @@ def refuse_cut_settings(config: conf.Config, ranks: RankGroup) -> None:
         ),
         ("train.optimizer", cuts_matrices and not OPTIMIZERS.of(config).elementwise, reason),
         ("train.spectral_penalty", cuts_matrices and train.spectral_penalty, reason),
+        ("log.layers_on", cuts_matrices and config.log.layers_on, reason),
     ]
     for spec in specs().values():
         is_cut = cuts_matrices and spec.needs_whole_matrices

@@ -23,7 +23,7 @@ from deepstack.training import checkpoint as ckpt
 from deepstack.training.extension import recorded_config
 from deepstack.training.optimizer import load_optimizer_state, optimizer_state
 from deepstack.training.preflight import Prepared
-from deepstack.training.snapshot_writer import LayerRecords
+from deepstack.training.snapshot_writer import SnapshotWriter
 
 # Bytes allowed for any checkpoint file besides the weights: headers, padding, small tensors.
 LEAST_LIMIT = 2**26
@@ -34,23 +34,25 @@ class TrainingState:
     """The parts of a run whose values a checkpoint holds.
 
     update: holds F_0 and F_{t-1} of the probe batch.
-    records: the records of every layer.
+    snapshots: holds the records of every layer, and the last steps if it looks for spikes.
     """
 
     built: Built
     optimizer: torch.optim.Optimizer
     update: ModelUpdate
-    records: LayerRecords
+    snapshots: SnapshotWriter
 
     def parts(self, *, weights_only: bool) -> dict[str, dict[str, Tensor]]:
         """Return the parts of a checkpoint: name -> tensors by name."""
         weights = {"weights": self.built.state()}
         if weights_only:
             return weights
+        spikes = self.snapshots.spikes
         return weights | {
             "optimizer": optimizer_state(self.optimizer, self.built.trained),
             "probe": self.update.state(),
-            "layers": self.records.state(),
+            "layers": self.snapshots.records.state(),
+            **({"spikes": spikes.state()} if spikes else {}),
         }
 
     def load(self, parts: dict[str, dict[str, Tensor]]) -> None:
@@ -59,7 +61,9 @@ class TrainingState:
         if "optimizer" in parts:  # else of the last step: only `finish` remains
             load_optimizer_state(self.optimizer, self.built.trained, parts["optimizer"])
             self.update.load(parts["probe"])
-            self.records.load(parts["layers"])
+            self.snapshots.records.load(parts["layers"])
+            if self.snapshots.spikes:
+                self.snapshots.spikes.load(parts["spikes"])
 
 
 def load_state(prepared: Prepared, state: TrainingState) -> ckpt.Checkpoint | None:

@@ -196,8 +196,7 @@ class TrainingRun:
         resources.callback(passes.release)
         self.snapshots = SnapshotWriter(self.of_ranks, probe, self.update, self.optimizer, passes)
         resources.callback(self.snapshots.close)
-        records = self.snapshots.records
-        self.state = TrainingState(self.built, self.optimizer, self.update, records)
+        self.state = TrainingState(self.built, self.optimizer, self.update, self.snapshots)
         share, norm_of = self.of_ranks.reductions()
         step = make_step(
             self.loss,
@@ -305,6 +304,7 @@ class TrainingRun:
     def record(self, step: int, measured: Measured) -> None:
         """Record row t of steps.csv: loss and gradient norm at θ_{t-1}, model update at θ_t."""
         self.recorder.add(step, self.learning_rate(step), measured)
+        self.snapshots.follow(step, measured)
         self.progress.step = step
         if self.snapshots.is_due(step) or row_is_due(self.config, "evals", step):
             self.recorder.flush()

@@ -1,6 +1,7 @@
 """Takes the snapshot of every layer and the rows of instruments that are due after a step."""
 
 import contextlib
+import math
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import partial
@@ -21,10 +22,13 @@ from deepstack.diagnostics import (
 )
 from deepstack.diagnostics.instrument import checked_row
 from deepstack.diagnostics.snapshot import run_passes
-from deepstack.fast import PassRecorder
+from deepstack.diagnostics.spikes import Spike, SpikeFinder
+from deepstack.fast import Measured, PassRecorder
+from deepstack.model.banks import layer_norms
 from deepstack.model.build import Built
 from deepstack.model.loss import mean_loss
 from deepstack.records import AppendLog, RunFolder
+from deepstack.runs.spikes import LOG, SPIKES_COLUMNS
 from deepstack.training.ranks import RankModel
 from deepstack.training.schedule import count_due, is_due
 
@@ -89,6 +93,8 @@ class SnapshotWriter:
 
     Instruments run inside of `measuring`.  Create it before a checkpoint is loaded: it keeps the
     present parameters as θ_0.
+
+    spikes: finds the steps that get a record besides the interval; None if the run wants none.
     """
 
     def __init__(
@@ -118,6 +124,7 @@ class SnapshotWriter:
             self._initial = {bank.key: on_host(bank.values()) for bank in banks}
         self._before: list[Tensor] | None = None
         self.records = LayerRecords(model.prepared.folder)
+        self.spikes = SpikeFinder() if config.log.layers_on == "spike" else None
         self._loss = partial(mean_loss, targets=self.targets)
         records = count_due(every, config.train.steps)
         passes = partial(run_passes, built.model, loss=self._loss)
@@ -139,7 +146,8 @@ class SnapshotWriter:
 
     def columns(self) -> dict[str, Columns]:
         """Return symbol, unit and description of each column of the logs that this writes."""
-        return {one.name: one.columns_of(self.built) for one in self.measuring}
+        logs = {one.name: one.columns_of(self.built) for one in self.measuring}
+        return logs if self.spikes is None else {**logs, LOG: without_step(SPIKES_COLUMNS)}
 
     def _interval(self, one: Instrument) -> tuple[int | str, int]:
         """Return the interval of an instrument, and the first step with a row."""
@@ -150,12 +158,37 @@ class SnapshotWriter:
 
     def is_due(self, step: int) -> bool:
         """Return whether a snapshot or the row of an instrument is due after this step."""
-        return any(self._is_due(*interval, step) for interval in self._intervals)
+        due = (self._is_due(*interval, step) for interval in self._intervals)
+        return any(due) or self._spike_at(step) is not None
+
+    def _spike_at(self, step: int) -> Spike | None:
+        found = self.spikes.spike if self.spikes else None
+        return found if found and found.step == step else None
+
+    def _layers_are_due(self, step: int) -> bool:
+        is_usual = self._is_due(self.config.log.layers_every, 0, step)
+        return is_usual or self._spike_at(step) is not None
 
     def prepare(self, step: int) -> None:
-        """Copy the parameters before a step after which a snapshot is due."""
-        due = self._is_due(self.config.log.layers_every, 0, step)
+        """Copy the parameters before a step after which a snapshot is due, or may become due."""
+        due = self.spikes is not None or self._layers_are_due(step)
         self._before = [bank.values().clone() for bank in self._banks] if due else None
+
+    def follow(self, step: int, measured: Measured) -> None:
+        """Look for a spike at this step, if the run wants records of them; waits for a GPU.
+
+        A loss above train.max_loss ends the run and changes no parameter: it is left out.
+        """
+        if self.spikes is None or self._before is None:
+            return
+        changes: dict[str | None, list[Tensor]] = {}
+        for bank, before in zip(self._banks, self._before, strict=True):
+            changes.setdefault(bank.stack, []).append(bank.values() - before)
+        norms = torch.cat([layer_norms(changes[side]) for side in self.built.model.stacks])
+        of_step = torch.stack([measured.loss, measured.grad_norm]).to(norms)
+        loss, grad_norm, *by_layer = torch.cat([of_step, norms]).tolist()
+        is_kept = loss <= self.config.train.max_loss
+        self.spikes.follow(step, loss if is_kept else math.nan, grad_norm, by_layer)
 
     def take(self, step: int) -> None:
         """Take the snapshot and the rows that are due at this step and write them."""
@@ -165,9 +198,11 @@ class SnapshotWriter:
         if copy is None:
             return
         state = self._state(copy, step)
-        if self._is_due(self.config.log.layers_every, 0, step):
+        if self._layers_are_due(step):
             self._take_layers(state, [b.to(device) for b in before] if before else None)
             before = None
+        if spike := self._spike_at(step):
+            self.logs[LOG].write(spike._asdict())
         for one in self.measuring:
             if self._is_due(*self._interval(one), step):
                 with measuring(copy.model):
@@ -209,6 +244,11 @@ class SnapshotWriter:
         """Write the pending snapshots of a failed run if the disk allows."""
         with contextlib.suppress(ResourceError):
             self.records.write()
+
+
+def without_step(columns: Columns) -> Columns:
+    """Return the columns of a log besides the step, which every log has."""
+    return {name: facts for name, facts in columns.items() if name != "step"}
 
 
 def on_host(values: Tensor) -> Tensor:

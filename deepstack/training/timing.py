@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deepstack import config as conf
+from deepstack.config.instruments import without_snapshots
 from deepstack.training.environment import usual_torch_modes
 from deepstack.training.observer import Observer
 from deepstack.training.preflight import lock_run, preflight
@@ -19,8 +20,8 @@ def timed_steps(config: conf.Config, *, logged: bool = True) -> Generator[float]
     logged=False leaves out the probe for ‖ΔF‖ and the row: the difference is their cost.  Each step
     waits for a GPU's results, so that the time includes the work and not just its launch.
     """
-    quiet = {"train.eval_every": 0, "train.eval_batches": 1, "log.layers_every": 0}
-    config = conf.with_overrides(config, quiet)
+    quiet = {"train.eval_every": 0, "train.eval_batches": 1}
+    config = conf.with_overrides(config, quiet | without_snapshots())
     with temporary_run(config, measures=logged) as run:
         run.begin()
         for step in run.remaining_steps():

@@ -250,7 +250,10 @@ def test_the_help_of_every_command_is_whole_and_shows_an_example(command: str) -
     ("command", "headings"),
     [
         ("sweep", ["Grid", "Resources", "Clusters", "Best value of a setting", "Study that grows"]),
-        ("plot", ["Selection of runs", "Files", "The charts metric and map", "Appearance"]),
+        (
+            "plot",
+            ["Selection of runs", "Files", "The charts metric, map and scatter", "Appearance"],
+        ),
         ("ls", ["Selection of runs"]),
         ("train", []),
     ],

@@ -209,7 +209,7 @@ def test_before_any_run_the_first_one_is_named(words: str, exists: bool, here: P
         (["train", QUICK, "model.scheme=deepnrm"], "'deepnrm'; did you mean 'deepnorm'?\n"),
         (["plot", "loss_vs_tsep", STUDY], "chart 'loss_vs_tsep'; did you mean 'loss_vs_step'?\n"),
         (["plot", "zzz", STUDY], "more (deepstack list charts); a chart of your own"),
-        (["plot", STUDY, "--x", "depth"], "--x belongs to the charts metric and map"),
+        (["plot", STUDY, "--x", "depth"], "--x belongs to the charts metric, map and scatter"),
         (["plot", STUDY, "--diagnostic", "gradnorm"], "'gradnorm'; did you mean 'grad_norm'?"),
         (
             ["report", STUDY, "--diagnostic", "zzz"],

@@ -12,7 +12,7 @@ from typing import Any
 
 from deepstack import config as conf
 from deepstack.base.errors import ConfigError
-from deepstack.config.instruments import SNAPSHOTS, switches
+from deepstack.config.instruments import without_snapshots
 from deepstack.instruments.attribution.role_updates import TOGETHER
 from deepstack.instruments.calibrate.exponents import (
     HEAD,
@@ -32,10 +32,7 @@ SHORT = MEASURE_ONLY | {
     "train.clip": None,
     "train.weight_decay": 0.0,
     "model.dropout": 0.0,
-    "log.layers_every": 0,
-    "log.stream_update": False,
-    "log.streams": False,
-    **switches(SNAPSHOTS),
+    **without_snapshots(),
 }
 
 

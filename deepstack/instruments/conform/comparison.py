@@ -28,7 +28,13 @@ from deepstack.instruments.conform.mutations import (
     scaled_skip,
     without_stop_gradient,
 )
-from deepstack.instruments.conform.naming import equation_of, formula_of, power_of, start_cause
+from deepstack.instruments.conform.naming import (
+    equation_of,
+    formula_of,
+    power_of,
+    start_cause,
+    update_cause,
+)
 from deepstack.instruments.conform.reference import (
     LAYOUT,
     Reference,
@@ -37,15 +43,12 @@ from deepstack.instruments.conform.reference import (
     scheme_place,
 )
 from deepstack.instruments.conform.report import Difference, Report
+from deepstack.instruments.conform.sets import CHECKS, CheckSet
 from deepstack.instruments.conform.start import Start, check_starts, sample_starts
 from deepstack.instruments.conform.sublayer_causes import PAIRS
 from deepstack.instruments.conform.weights import Key, Weights
 from deepstack.model.sublayers import LinearMaps
 from deepstack.schemes import NORMS
-
-DEPTHS = (2, 7, 20)
-CHECKS = ("forward", "gradients", "start", "update")
-TOLERANCE, UPDATE_TOLERANCE = 1e-9, 1e-6
 
 
 @dataclass
@@ -55,20 +58,30 @@ class Comparison:
     block: Block
     scheme: str
     settings: dict[str, Any]
-    tolerance: float
+    numbers: CheckSet
     report: Report
 
-    def run(self, checks: Sequence[str]) -> None:
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The depths of the stacks that are compared."""
+        return self.numbers.depths
+
+    @property
+    def tolerance(self) -> float:
+        """The largest relative difference in double precision."""
+        return self.numbers.tolerance
+
+    def run(self) -> None:
         """Run the checks until one finds a difference."""
         self.note_undeclared()
         self.recognise_layout()
         for name in CHECKS:
-            if name in checks and self.report.difference is None:
+            if name in self.numbers.checks and self.report.difference is None:
                 getattr(self, name)()
 
     def note_undeclared(self) -> None:
         """Note the parameters of the reference that the block does not declare."""
-        reference, own = pair(self.block, self.scheme, DEPTHS[0], self.settings)
+        reference, own = pair(self.block, self.scheme, self.depths[0], self.settings)
         missing = dict.fromkeys(key[0] for key in reference.entries if key not in own.pieces)
         if missing:
             self.report.notes.append(
@@ -80,11 +93,11 @@ class Comparison:
 
         The layout is no part of a scheme: reordered rows of q and k make one of the other.
         """
-        reference, own = pair(self.block, self.scheme, DEPTHS[0], self.settings)
+        reference, own = pair(self.block, self.scheme, self.depths[0], self.settings)
         if reference.config.model.positions != "rotary" or self.block.build is None:
             return
         halves = self.settings | {LAYOUT: "halves"}
-        other, own_too = pair(self.block, self.scheme, DEPTHS[0], halves)
+        other, own_too = pair(self.block, self.scheme, self.depths[0], halves)
         x = draw_input(reference.config)
         with torch.no_grad():
             sizes = [
@@ -97,16 +110,25 @@ class Comparison:
         if min(sizes) <= self.tolerance:
             self.report.layout = f"rotary positions in the pairs {PAIRS[kind]}"
 
-    def row(self, check: str, depth: int, what: str, found: float, most: float) -> None:
-        """Add a comparison to the report."""
-        self.report.rows.append(
-            {"check": check, "depth": depth, "of": what, "difference": found, "allowed": most}
-        )
+    def row(
+        self,
+        check: str,
+        depth: int,
+        what: str,
+        found: float,
+        most: float,
+        agrees: bool | None = None,
+    ) -> None:
+        """Add a comparison to the report.  agrees: None: whether it is within the tolerance."""
+        row = {"check": check, "depth": depth, "of": what, "difference": found, "allowed": most}
+        self.report.rows.append(row | {"agrees": found <= most if agrees is None else agrees})
 
     def differ(
         self, check: str, key: str, size: str, cause: str, reference: Reference, line: str
     ) -> None:
         """Record the first difference."""
+        if all(row["agrees"] for row in self.report.rows):  # a fault beside the numbers compared
+            self.row(check, reference.depth, key, 1.0, 0.0)
         consequence = effect(self.block, self.scheme, self.settings, copied=check != "start")
         self.report.difference = Difference(
             check, key, size, cause, equation_of(reference), line, consequence
@@ -116,7 +138,7 @@ class Comparison:
 
     def forward(self) -> None:
         """Compare F at every depth; at the first difference, look for its cause."""
-        for depth in DEPTHS:
+        for depth in self.depths:
             reference, own = pair(self.block, self.scheme, depth, self.settings)
             x = draw_input(reference.config)
             with torch.no_grad():
@@ -182,7 +204,7 @@ class Comparison:
     def constants(self, one: Hypothesis, first: int) -> dict[int, float] | None:
         """Return the constant of a fault at the other depths, or None if it fails at one."""
         values = {}
-        for depth in DEPTHS:
+        for depth in self.depths:
             if depth == first:
                 continue
             reference, own = pair(self.block, self.scheme, depth, self.settings)
@@ -203,7 +225,7 @@ class Comparison:
 
     def gradients(self) -> None:
         """Compare the gradients of x_0 and of every parameter."""
-        for depth in DEPTHS:
+        for depth in self.depths:
             reference, own = pair(self.block, self.scheme, depth, self.settings)
             distances = compare_gradients(reference, own, self.tolerance)
             for what, worst in largest(distances).items():
@@ -285,15 +307,17 @@ class Comparison:
         if self.block.build is None:
             self.report.notes.append("the start: residual(x, G) has no parameters of its own")
             return
-        drawn = sample_starts(self.block, self.scheme, DEPTHS, self.settings)
+        drawn = sample_starts(self.block, self.scheme, self.depths, self.settings)
         tests = check_starts(drawn)
         references = {depth: reference for depth, (reference, _) in drawn.items()}
         if not tests:
             self.report.notes.append("the start: the scheme's constraint changes it")
+        failed = [one for one in tests if not one.holds]
+        wrong = {(one.name, one.depth) for one in failed}
         for one in largest_tests(tests):
             most = max(one.high / one.ratio - 1, 0.0) if one.ratio else 0.0
-            self.row("start", one.depth, one.name, abs(one.ratio - 1), most)
-        failed = [one for one in tests if not one.holds]
+            agrees = (one.name, one.depth) not in wrong
+            self.row("start", one.depth, one.name, abs(one.ratio - 1), most, agrees)
         if failed:
             first = failed[0]
             key, cause, line = start_cause(failed, tests, references)
@@ -311,7 +335,7 @@ class Comparison:
         """Compare the change of every parameter by the first step of SGD and of Adam."""
         for kind in ("sgd", "adam"):
             settings = self.settings | {"train.optimizer": kind}
-            for depth in DEPTHS:
+            for depth in self.depths:
                 reference = Reference(self.scheme, depth, settings)
                 if has_factors(reference) and self.block.optimizer is None:
                     self.report.notes.append(
@@ -323,7 +347,7 @@ class Comparison:
                 move(reference, own.pieces)
                 copy(reference, own)
                 distances = compare_updates(reference, own, self.block, kind, self.tolerance)
-                allowed = max(UPDATE_TOLERANCE, self.tolerance)
+                allowed = max(self.numbers.update_tolerance, self.tolerance)
                 for what, size in largest(distances).items():
                     self.row(f"{kind} step", depth, what, size, allowed)
                 wrong = [key for key, size in distances.items() if size > allowed]
@@ -332,25 +356,6 @@ class Comparison:
                     return
         if self.block.optimizer is not None:
             self.report.notes.append("weight decay: its factors are not compared")
-
-
-def update_cause(
-    reference: Reference, wrong: list[Key], distances: Mapping[Key, float], kind: str
-) -> tuple[str, str, str, Reference, str]:
-    """Return key, size, cause, reference and line of another first step."""
-    name, layer = wrong[0]
-    roles = list(dict.fromkeys(name for name, _ in wrong))
-    factors = reference.optim(reference.entries[wrong[0]].role)
-    size = (
-        f"the first step of {kind} changes {name}{f' of layer {layer}' if layer else ''} by "
-        f"another amount at N = {reference.depth}: {distances[wrong[0]]:.3g} of its size"
-    )
-    cause = (
-        f"the reference multiplies the learning rate by {factors.lr:.4g} and epsilon by "
-        f"{factors.eps:.4g} for {', '.join(roles[:8])}"
-    )
-    line = scheme_place(reference, "optim", "residual", "layer")
-    return f"update {kind}", size, cause, reference, line
 
 
 def described(

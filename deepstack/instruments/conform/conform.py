@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from deepstack.base.errors import ConfigError, DifferenceError
-from deepstack.base.registry import unknown
+from deepstack.base.errors import DifferenceError
 from deepstack.instruments.conform.block import Patterns, load_block
-from deepstack.instruments.conform.comparison import CHECKS, TOLERANCE, Comparison
+from deepstack.instruments.conform.comparison import Comparison
 from deepstack.instruments.conform.reference import Reference
 from deepstack.instruments.conform.report import Report
+from deepstack.instruments.conform.sets import CHECKS, TOLERANCE, set_of
 from deepstack.schemes import SCHEMES
 
 
@@ -25,6 +25,7 @@ def conform(
     settings: Mapping[str, Any] | None = None,
     checks: Sequence[str] = CHECKS,
     tolerance: float = TOLERANCE,
+    set_name: str | None = None,
 ) -> Report:
     """Compare a PyTorch block with deepstack's reference of a scheme; raise if they differ.
 
@@ -34,12 +35,19 @@ def conform(
     settings: of the reference, as in {"model.norm.kind": "rms"}.
     checks: some of forward, gradients, start, update.
     tolerance: the largest relative difference of numbers in double precision.
+    set_name: a dated set of checks and tolerances in place of both, as in "2026-12".
 
     Returns a report with the differences.  Raises DifferenceError, whose text names the first
     disagreement with its size, cause, equation and effect; ConfigError if the block cannot be run.
     """
     report = examine(
-        block, scheme, parameters=parameters, settings=settings, checks=checks, tolerance=tolerance
+        block,
+        scheme,
+        parameters=parameters,
+        settings=settings,
+        checks=checks,
+        tolerance=tolerance,
+        set_name=set_name,
     )
     if report.difference is not None:
         raise DifferenceError(report.text)
@@ -54,23 +62,22 @@ def examine(
     settings: Mapping[str, Any] | None = None,
     checks: Sequence[str] = CHECKS,
     tolerance: float = TOLERANCE,
+    set_name: str | None = None,
 ) -> Report:
     """Return the report of `conform`, also of a block that differs."""
     began = time.perf_counter()
     scheme = SCHEMES[scheme].name  # refuses an unknown one
-    for name in checks:
-        if name not in CHECKS:
-            raise ConfigError(f"checks: {unknown('check', name, CHECKS)}")
+    numbers = set_of(set_name, scheme, checks, tolerance)
     loaded = load_block(block, parameters)
     given = dict(loaded.settings) | dict(settings or {})
     loaded = loaded.expanded(Reference(scheme, 2, given))
     chosen = loaded.reference_settings() | given
-    report = Report(loaded.name, scheme)
+    report = Report(loaded.name, scheme, numbers)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # faster for small matrices
     try:
         with torch.random.fork_rng(devices=[]):
-            Comparison(loaded, scheme, chosen, tolerance, report).run(checks)
+            Comparison(loaded, scheme, chosen, numbers, report).run()
     finally:
         torch.set_num_threads(threads)
     report.seconds = time.perf_counter() - began

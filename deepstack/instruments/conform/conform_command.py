@@ -1,5 +1,6 @@
 """The command `deepstack conform FILE --scheme NAME`."""
 
+from json import dumps
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from deepstack.cli import options as opt
 from deepstack.cli.commands import command
 from deepstack.cli.completion import complete_names
 from deepstack.cli.output import emit, emit_json, log
+from deepstack.records.files import replace
 
 
 @command("Instruments", "deepstack conform my_block.py --scheme deepnorm")
@@ -28,6 +30,12 @@ def conform_command(
     tolerance: float = opt.option(
         "Largest relative difference; about 1e-5 for a block in single precision.", default=1e-9
     ),
+    set_name: str | None = opt.option(
+        "A dated set of checks and tolerances, as in 2026-12; the same in later versions.", "--set"
+    ),
+    badge: Path | None = opt.option(
+        "Also write the result of the set as a badge for shields.io.", metavar="FILE.json"
+    ),
     template: bool = opt.flag("Print a file to fill in, with the scheme's parameters."),
     plugin: opt.Plugins = [],
     json: opt.Json = False,
@@ -39,6 +47,7 @@ def conform_command(
     """
     opt.load_plugins(plugin)
     from deepstack.instruments.conform.conform import examine
+    from deepstack.instruments.conform.sets import SETS, badge_of
     from deepstack.instruments.conform.template import template_of
 
     if scheme is None:
@@ -55,14 +64,24 @@ def conform_command(
         return
     if file is None:
         raise ConfigError("conform: FILE is missing; --template prints one to fill in")
+    if badge is not None and set_name is None:
+        raise ConfigError(f"conform: --badge needs --set, which dates it: {', '.join(SETS)}")
     chosen = tuple(word.strip() for word in checks.split(","))
-    report = examine(file, scheme, settings=settings, checks=chosen, tolerance=tolerance)
+    report = examine(
+        file, scheme, settings=settings, checks=chosen, tolerance=tolerance, set_name=set_name
+    )
+    if badge is not None:
+        replace(badge, f"{dumps(badge_of(report), indent=2)}\n".encode())
     if json:
         difference = report.difference
         emit_json(
             {
                 "agrees": difference is None,
                 "difference": None if difference is None else vars(difference),
+                "set": report.numbers.title or None,
+                "scheme": report.scheme,
+                "passed": report.passed,
+                "checks": len(report.rows),
                 "rows": report.rows,
                 "layout": report.layout,
                 "notes": report.notes,
@@ -73,6 +92,9 @@ def conform_command(
         emit(report.summary(), False)
     for note in report.notes:
         log(f"not compared: {note}")
+    if title := report.numbers.title:
+        rest = "" if report.difference is None else "; the first difference ends the set"
+        log(f"{report.count_text} of {title} agree{rest}")
     if report.difference is not None:
         raise DifferenceError(report.text)
     log(f"{report.text} ({report.seconds:.0f} s)")

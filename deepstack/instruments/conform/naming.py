@@ -6,6 +6,7 @@ from typing import Any
 
 from deepstack.instruments.conform.reference import Reference, place, scheme_place
 from deepstack.instruments.conform.start import Start
+from deepstack.instruments.conform.weights import Key
 from deepstack.model.initialise import DISTRIBUTIONS, initialise
 from deepstack.schemes import SCHEMES, StackPosition, StackScheme
 
@@ -119,6 +120,25 @@ def start_cause(
     ratios = ", ".join(f"{ratio:.3g} at N = {N}" for N, ratio in changed.items())
     text = f"{listed(roles)}{where} start at another deviation: {ratios} times the reference's"
     return f"start {', '.join(roles)}{where}", text, line
+
+
+def update_cause(
+    reference: Reference, wrong: list[Key], distances: Mapping[Key, float], kind: str
+) -> tuple[str, str, str, Reference, str]:
+    """Return key, size, cause, reference and line of another first step."""
+    name, layer = wrong[0]
+    roles = list(dict.fromkeys(name for name, _ in wrong))
+    factors = reference.optim(reference.entries[wrong[0]].role)
+    size = (
+        f"the first step of {kind} changes {name}{f' of layer {layer}' if layer else ''} by "
+        f"another amount at N = {reference.depth}: {distances[wrong[0]]:.3g} of its size"
+    )
+    cause = (
+        f"the reference multiplies the learning rate by {factors.lr:.4g} and epsilon by "
+        f"{factors.eps:.4g} for {', '.join(roles[:8])}"
+    )
+    line = scheme_place(reference, "optim", "residual", "layer")
+    return f"update {kind}", size, cause, reference, line
 
 
 def layers_of(failed: Sequence[Start]) -> str:

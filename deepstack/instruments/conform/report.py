@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from deepstack.instruments.conform.sets import CheckSet
 from deepstack.schemes import SCHEMES
 
 DEPTH = 96  # of the effect
@@ -34,7 +35,8 @@ class Difference:
 class Report:
     """The comparison of a block with a scheme.
 
-    rows: check, depth, quantity, largest difference and tolerance.
+    numbers: the set of checks.
+    rows: check, depth, quantity, largest difference, tolerance, and whether they agree.
     notes: on values that were not compared.
     layout: of the block's rotary positions in words, or ''.
     difference: the first disagreement, or None.
@@ -42,11 +44,27 @@ class Report:
 
     block: str
     scheme: str
+    numbers: CheckSet = field(default_factory=CheckSet)
     rows: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     layout: str = ""
     difference: Difference | None = None
     seconds: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """The scheme's label."""
+        return SCHEMES[self.scheme].label
+
+    @property
+    def passed(self) -> int:
+        """The number of rows that agree."""
+        return sum(row["agrees"] for row in self.rows)
+
+    @property
+    def count_text(self) -> str:
+        """The rows that agree, of those compared: '53 of 53 checks'."""
+        return f"{self.passed} of {len(self.rows)} checks"
 
     def summary(self) -> list[dict[str, Any]]:
         """Return a row for each check and depth: how many quantities, and the worst of them."""
@@ -63,7 +81,7 @@ class Report:
     @property
     def text(self) -> str:
         """The result in words: one line if the block agrees, else the first disagreement."""
-        label = SCHEMES[self.scheme].label
+        label = self.label
         if self.difference is None:
             layout = f", with {self.layout}" if self.layout else ""
             return f"{self.block} computes {label} in all {len(self.rows)} comparisons{layout}"

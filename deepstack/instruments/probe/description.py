@@ -14,6 +14,7 @@ from deepstack.diagnostics import describe
 from deepstack.instruments.probe.model import ExternalModel
 from deepstack.instruments.probe.order import inner_optimizer
 from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS
+from deepstack.runs.spikes import SPIKES_COLUMNS
 from deepstack.training.environment import versions
 from deepstack.training.meta import entries, f0_norm, utc_now
 
@@ -85,13 +86,14 @@ def meta_of(
 
 
 def columns_of(
-    subject: ExternalModel, groups: Iterable[str], scheme: str, label: str
+    subject: ExternalModel, groups: Iterable[str], scheme: str, label: str, *, spikes: bool
 ) -> dict[str, Any]:
     """Return the content of columns.json, which describes every column for the charts.
 
     scheme, label: the model's name in config.yaml and in charts.
+    spikes: whether the run has a log of spikes.
     """
-    known = describe()
+    known, logged = describe(), STEPS_COLUMNS | OWN_COLUMNS | TIMING_COLUMNS
     layers = {key: known[key] for key in LAYERS}
     gradient = "Norm of the training batch's gradient with respect to the parameters of each layer."
     layers["grad_norm"] = (known["grad_norm"][0], "", gradient)
@@ -102,7 +104,7 @@ def columns_of(
     shares["whole"] = ("‖ΔF‖", "", "Mean over tokens of ‖F_t − F_0‖₂.")
     shares["unexplained"] = ("", "", "Mean over tokens of ‖ΔF − sum of what the groups do‖₂.")
     return {
-        "columns": entries(STEPS_COLUMNS | OWN_COLUMNS | TIMING_COLUMNS),
+        "columns": entries((SPIKES_COLUMNS if spikes else {}) | logged),
         "layers": entries(layers),
         "attribution": entries(shares),
         "scheme": {"name": scheme, "label": label, "normalised": subject.normalised},

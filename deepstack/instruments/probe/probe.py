@@ -1,6 +1,6 @@
 """`deepstack.probe`: the measurements of a run for an external model and training loop."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from deepstack.base.errors import ConfigError
 from deepstack.diagnostics import model_update
+from deepstack.diagnostics.spikes import SpikeFinder
 from deepstack.fast import Measured
 from deepstack.instruments.probe.description import (
     columns_of,
@@ -31,6 +32,7 @@ from deepstack.instruments.probe.processes import processes_of
 from deepstack.instruments.probe.writer import Writer
 from deepstack.model.module_calls import Layers
 from deepstack.records import Run, RunFolder
+from deepstack.runs.spikes import LOG as SPIKES
 from deepstack.training.schedule import is_due
 
 Interval = int | Literal["log"]
@@ -72,6 +74,9 @@ class Probe:
     layers_every, attribution_every: steps between snapshots of every layer, and between
         attributions; 'log': 0, 1, 2, 3, 5, 8, …; 0: never.  An attribution takes a forward pass per
         group and a copy of all parameters.
+    layers_on: 'spike': besides, a snapshot at a step whose loss or gradient norm jumps, and a row
+        in spikes.csv with the layer that moved first (`deepstack.diagnostics.spikes` has the rule).
+        Each step then copies the layers' parameters and waits for a GPU.
     name: the model's name in charts (default: its class).
     seed: of the run; charts average over it.
     config: other settings of the run, which may vary within a study, by dotted key: {"task.name":
@@ -94,6 +99,7 @@ class Probe:
         every: int = 1,
         layers_every: Interval = "log",
         attribution_every: Interval = "log",
+        layers_on: Literal["spike"] | None = None,
         name: str | None = None,
         seed: int = 0,
         config: Mapping[str, Any] | None = None,
@@ -104,10 +110,15 @@ class Probe:
         for key, interval in intervals.items():
             if interval != "log" and not (isinstance(interval, int) and interval >= 0):
                 raise ConfigError(f"{key}: found {interval!r}; allowed an integer >= 0, or 'log'")
+        if layers_on not in (None, "spike") or (layers_on and not layers_every):
+            found = f"{layers_on!r} with layers_every={layers_every!r}"
+            raise ConfigError(f"layers_on: found {found}; allowed None, or 'spike' with snapshots")
         self.model, self.optimizer, self.folder = model, optimizer, RunFolder(out)
         self.every, self.seed = every, seed
         self.layers_every, self.attribution_every = layers_every, attribution_every
         self.subject = ExternalModel(model, batch, hidden, layers)
+        if layers_on and not self.subject.layers:
+            raise ConfigError("layers_on: found 'spike' with layers=(); allowed with layers")
         self.groups = (
             names_by_child(self.subject)
             if groups is None
@@ -116,10 +127,12 @@ class Probe:
         self.name = name or type(self.subject.model).__name__
         known: dict[str, Any] = {"seed": seed, "log.every": every}
         known |= {f"log.{key}": interval for key, interval in intervals.items()}
+        known |= {"log.layers_on": layers_on} if layers_on else {}
         self.config = config_of(self.subject, optimizer, self.name, {**known, **(config or {})})
         self.processes = processes_of(model, self.subject.initial.device)
         self.at = 0  # the number of the last step
         self._last_F = self.subject.initial.clone()
+        self._spikes = SpikeFinder() if layers_on else None
         self._parameters_before: dict[nn.Parameter, Tensor] = {}
         self._attributes = bool(attribution_every) and self.processes.measures
         self._initial_state = self.subject.state() if self._attributes else {}
@@ -166,8 +179,15 @@ class Probe:
         # the processes of a sharded model cannot know that process 0 has stopped writing
         if not (is_writing or self.processes.is_sharded):
             return
-        if self.at == 1 or is_due(self.every, self.at):
-            self._add_row(loss, gradients, is_writing=is_writing)
+        has_row = self.at == 1 or is_due(self.every, self.at)
+        if has_row or self._spikes:
+            value = torch.as_tensor(loss).detach().reshape(()).to(self.subject.initial.device)
+            value, norm = self.processes.mean(value), norm_of(gradients).to(value.device)
+            if has_row:
+                self._add_row(value, norm, is_writing=is_writing)
+            if self._spikes:
+                changes = self.subject.by_layer(self._change).tolist()
+                self._spikes.follow(self.at, float(value), float(norm), changes)
         self._record_due(is_writing=is_writing)
 
     def evaluate(self, loss: Tensor | float) -> None:
@@ -200,6 +220,7 @@ class Probe:
         if self.processes.measures:
             state |= {"initial": self.subject.initial, "last": self._last_F}
             state |= {"start": dict(self._initial_state)}
+            state |= {"spikes": self._spikes.state()} if self._spikes else {}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -233,6 +254,8 @@ class Probe:
             name: on_device_of(own, start[name]).detach().clone()
             for name, own in self._initial_state.items()
         }
+        if self._spikes and "spikes" in state:
+            self._spikes.load(state["spikes"])
         subject.initial = initial.detach().to(subject.initial).clone()
         self._last_F = last.detach().to(subject.initial).clone()
 
@@ -260,10 +283,10 @@ class Probe:
             writer.begin(
                 self.config,
                 meta_of(self.subject, self.model, self.groups, self.seed),
-                columns_of(self.subject, self.groups, scheme, self.name),
+                columns_of(self.subject, self.groups, scheme, self.name, spikes=bool(self._spikes)),
             )
         columns = ("step", *self.groups, "whole", "unexplained") if self.attribution_every else ()
-        writer.open(columns, self.subject.initial.device, self.at)
+        writer.open(columns, self.subject.initial.device, self.at, spikes=self._spikes is not None)
         return writer
 
     def _refuse_outside(self, call: str) -> None:
@@ -275,16 +298,12 @@ class Probe:
         if self._writer is not None and self._writer.is_writing and values:
             self._writer.log(self.at, call, values)
 
-    def _add_row(
-        self, loss: Tensor | float, gradients: Sequence[Tensor], *, is_writing: bool
-    ) -> None:
+    def _add_row(self, loss: Tensor, grad_norm: Tensor, *, is_writing: bool) -> None:
         """Measure the model update and add the row of this step to steps.csv."""
         F, initial = self.subject.hidden(), self.subject.initial
         values = model_update(F, initial, self._last_F, torch.linalg.vector_norm(initial))
         self._last_F = F
-        value = torch.as_tensor(loss).detach().reshape(()).to(F.device)
-        value = self.processes.mean(value)
-        measured = Measured(value, norm_of(gradients).to(F.device), values)
+        measured = Measured(loss, grad_norm, values)
         if self.at == 1:
             self._order.note_first(values["model_update"], measured.grad_norm)
         if is_writing and self._writer is not None:
@@ -296,7 +315,8 @@ class Probe:
 
         The time of a step excludes all of them.
         """
-        snapshot = is_due(self.layers_every, self.at)
+        spike = self._spikes.spike if self._spikes else None
+        snapshot = is_due(self.layers_every, self.at) or spike is not None
         attribution = self.at > 0 and is_due(self.attribution_every, self.at)
         writer = self._writer if is_writing else None
         if snapshot or attribution or self.every > 1:
@@ -306,6 +326,8 @@ class Probe:
                 values = self._snapshot()
                 if writer is not None:
                     writer.records.add(self.at, values)
+                    if spike:
+                        writer.logs[SPIKES].write(spike._asdict())
             if attribution:
                 parts = self.subject.attribution(self.groups, self._initial_state)
                 row = {name: float(part) for name, part in parts.items()}
@@ -320,7 +342,8 @@ class Probe:
     def _prepare(self) -> None:
         """Copy the parameters of the layers if a snapshot is due after the next step."""
         self._parameters_before = {}  # free the last copy before the next one
-        layers = self.subject.layers if is_due(self.layers_every, self.at + 1) else ()
+        may_be_due = self._spikes is not None or is_due(self.layers_every, self.at + 1)
+        layers = self.subject.layers if may_be_due else ()
         if not self.processes.measures:
             layers = ()
         self._parameters_before = {
@@ -330,13 +353,16 @@ class Probe:
     @torch.no_grad()
     def _snapshot(self) -> dict[str, Tensor]:
         """Return the values of every layer, (layers,) each."""
-        subject, before = self.subject, self._parameters_before
+        subject = self.subject
         # before the first step ignore gradients that the model may still hold
         return {
             "stream_norm": subject.stream_norm(),
             "grad_norm": subject.by_layer(lambda p: p.grad if self.at else None),
             "param_norm": subject.by_layer(lambda p: p),
-            "param_update_norm": subject.by_layer(
-                lambda p: as_float(p) - as_float(before.get(p, p))
-            ),
+            "param_update_norm": subject.by_layer(self._change),
         }
+
+    @torch.no_grad()
+    def _change(self, parameter: nn.Parameter) -> Tensor:
+        """Return the change of a parameter by the last step; 0 if it was not copied before."""
+        return as_float(parameter) - as_float(self._parameters_before.get(parameter, parameter))

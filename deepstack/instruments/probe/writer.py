@@ -15,6 +15,8 @@ from deepstack.base.errors import ChangedLogError, ConfigError
 from deepstack.config.schema import flatten
 from deepstack.records import RunFolder, extent, write_end
 from deepstack.records.files import read, rewrite_end
+from deepstack.runs.spikes import LOG as SPIKES
+from deepstack.runs.spikes import SPIKES_COLUMNS
 from deepstack.training.meta import entries, utc_now
 from deepstack.training.observer import Observer
 from deepstack.training.outcome import is_out_of_memory
@@ -22,7 +24,7 @@ from deepstack.training.recorder import Divergence, Recorder, open_logs, sync_lo
 from deepstack.training.schedule import is_due
 from deepstack.training.snapshot_writer import LayerRecords
 
-OF_EVERY_PROBE = ("steps", "timing", "attribution")
+OF_EVERY_PROBE = ("steps", "timing", "attribution", SPIKES)
 LOGGED = "logged"
 """Stem of the files with the values of `probe.log`."""
 MAY_DIFFER = ("train.lr", "train.weight_decay")
@@ -94,9 +96,15 @@ class Writer:
             values["steps"] = torch.from_numpy(steps[kept])
         self.records.load(values)
 
-    def open(self, attribution: Iterable[str], device: torch.device, at: int) -> None:
-        """Open the logs after step `at`; attribution: the columns of attribution.csv, or none."""
+    def open(
+        self, attribution: Iterable[str], device: torch.device, at: int, *, spikes: bool
+    ) -> None:
+        """Open the logs after step `at`; attribution: the columns of attribution.csv, or none.
+
+        spikes: whether there is a log of spikes.
+        """
         columns = {"attribution": tuple(attribution)} if attribution else {}
+        columns |= {SPIKES: tuple(SPIKES_COLUMNS)} if spikes else {}
         for path in own_logs(self.folder):
             line = (read(path) or b"").partition(b"\n")[0]
             if path.stem not in OF_EVERY_PROBE and line:

@@ -15,6 +15,7 @@ from deepstack.runs.margin import margin_of
 from deepstack.runs.outcomes import result_of
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import LR, TASK, depth_of
+from deepstack.runs.spikes import spike_sentences
 from deepstack.runs.statistics import Mean, finite_or_none, has_diverged, mean_of
 from deepstack.runs.update_growth import growths_of, steps_of
 from deepstack.runs.words import growth_sentence, rate_sentence
@@ -49,7 +50,7 @@ def finding_of(runs: Runs, best: Sequence[str], updates: pd.DataFrame | None) ->
         sentences.append(f"{count} of {every} diverged: {listed(diverged)}.")
     else:
         sentences.append("No run diverged." if len(runs) > 1 else "The run did not diverge.")
-    sentences += reading_sentence(runs)
+    sentences += [*spike_sentences(runs), *reading_sentence(runs)]
     return {
         "sentences": sentences,
         "depths": depths,

@@ -141,7 +141,8 @@ function addCharts(newer) {
   return true;
 }
 
-// The page of a server asks for the tag of the newest page and takes its charts, or loads it.
+// The page of a server asks for the present states and the tag of the newest page, and takes its
+// charts, or loads it.
 function followServer(bar) {
   const note = make("span", {class: "live grey", role: "status"}, "live");
   bar.append(note);
@@ -149,7 +150,12 @@ function followServer(bar) {
   setInterval(async () => {
     try {
       const ask = (method) => fetch(location.pathname, {method, cache: "no-store"});
-      const newest = (await ask("HEAD")).headers.get("ETag");
+      const {headers} = await ask("HEAD"), newest = headers.get("ETag");
+      const states = JSON.parse(headers.get("X-States") || "{}");
+      for (const span of all(document, ".states")) {
+        const text = states[span.dataset.study];
+        if (text && text !== span.textContent) span.textContent = text;
+      }
       note.textContent = "live";
       if (tag && newest !== tag && !document.hidden) {
         const answer = await ask("GET"), text = await answer.text();
@@ -158,7 +164,7 @@ function followServer(bar) {
       }
       tag = tag || newest;
     } catch { note.textContent = "server stopped"; }
-  }, 3000);
+  }, 1000);
 }
 
 // Charts are drawn when they come near the screen: many points take time.

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import quote
 
 from deepstack.base.errors import BrokenChartError, ConfigError, ResourceError
-from deepstack.base.text import counted, printable, short_text
+from deepstack.base.text import counted, printable, short_text, tally
 from deepstack.config.write import yaml_of
 from deepstack.instruments.report.figures import describe_figure
 from deepstack.instruments.report.finding import finding_of
@@ -230,11 +230,10 @@ def section_of(
     for number, row in enumerate(rows):
         row["best"] = number in best
         row["outcome"] = in_words(row["outcome"])
-    states = Counter(run.state for run in runs).most_common()
     return {
         "name": name,
         "title": title_of(runs, runs.series()),
-        "states": ", ".join(f"{number} {state}" for state, number in states),
+        "states": tally(run.state for run in runs),
         "notes": [note_on(run) for run in runs if run.state != "done"],
         "rows": rows,
         "runs": [

@@ -30,7 +30,7 @@ def watch_command(
     directory: Path = typer.Argument(
         Path("results"), metavar="DIR", help="A results folder, a study or a run."
     ),
-    interval: float = option("Seconds between two readings of the folders.", default=2.0, min=0.1),
+    interval: float = option("Seconds between two readings of the folders.", default=1.0, min=0.1),
     once: bool = flag("Print the table once and end.", "--once"),
 ) -> None:
     """Show all runs below a folder while any process trains them; Ctrl-C ends it.
@@ -91,12 +91,17 @@ class Watcher:
 
     def read(self) -> list[RunRow]:
         """Return the rows of the runs that are there now, by study and in natural order."""
+        return [row for _, row in self.read_runs()]
+
+    def read_runs(self) -> list[tuple[Run, RunRow]]:
+        """Return the runs that are there now with their rows, by study and in natural order."""
         try:
             runs = find_runs(self.directory)
         except NothingMatchedError:
             runs = []
         several = len({run.path.parent for run in runs}) > 1
         known, self.rows = self.rows, {}
+        found = []
         for run in runs:
             name = f"{run.study}/{run.name}" if several else run.name
             files = run.folder.status_path, run.folder.steps_path, run.folder.timing_path
@@ -106,7 +111,8 @@ class Watcher:
             if row is None or row.state in ("running", "interrupted"):
                 row = row_of(run, name)
             self.rows[reading] = row
-        return list(self.rows.values())
+            found.append((run, row))
+        return found
 
 
 def row_of(run: Run, name: str) -> RunRow:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deepstack.cli.added_options import CompareTable
-from deepstack.cli.options import flag
+from deepstack.cli.options import flag, option
 from deepstack.runs import Runs
 
 
@@ -21,7 +21,14 @@ class TransferTable(CompareTable):
         "--transfer",
     )
 
+    at: int | None = option(
+        "With --transfer: also the rate of the power law at this depth, with its interval.",
+        "--at",
+        metavar="N",
+        min=1,
+    )
+
     def table(self, runs: Runs) -> tuple[Sequence[dict[str, Any]], Sequence[str]]:
         from deepstack.instruments.transfer.table import transfer_table
 
-        return transfer_table(runs)
+        return transfer_table(runs, self.at)

@@ -68,11 +68,13 @@ class Transfer(NamedTuple):
     exponent: of N in the best rate, None for one depth, or if a best rate lies at an edge.
     costs: depth -> the validation loss at the smallest depth's best rate minus the least loss, in
         nats; None where no such rate was tried, or where one of both best rates lies at an edge.
+    predicted: the rate of the power law at another depth; None where there is no exponent.
     """
 
     best: list[BestRate]
     exponent: Interval | None
     costs: dict[int, Interval | None]
+    predicted: Interval | None = None
 
     @property
     def advice(self) -> list[str]:
@@ -81,15 +83,18 @@ class Transfer(NamedTuple):
 
 
 class Estimates(NamedTuple):
-    """Best rate and cost at each depth, and the exponent, from the mean losses of some seeds."""
+    """Best rate and cost at each depth, exponent and predicted rate, from means of some seeds."""
 
     rates: dict[int, float]
     costs: dict[int, float]
     exponent: float
+    predicted: float
 
 
-def transfer(losses: Losses, draws: int = DRAWS) -> Transfer:
+def transfer(losses: Losses, draws: int = DRAWS, at: int | None = None) -> Transfer:
     """Return best rates, exponent and costs of one setting, with intervals over seeds.
+
+    at: a depth whose best rate is predicted by the power law through the best rates.
 
     The estimates come from the mean losses of the seeds that every depth and rate share, and of
     samples of these (`deepstack.runs.intervals`), equal at every depth: a seed has the same
@@ -103,7 +108,10 @@ def transfer(losses: Losses, draws: int = DRAWS) -> Transfer:
         rates = {n: best_rate(curve) for n, curve in curves.items()}
         fit = power_law(depths, list(rates.values()))
         costs = {n: cost(curve, rates[depths[0]]) for n, curve in curves.items()}
-        return Estimates(rates, costs, math.nan if fit is None else fit.exponent)
+        if fit is None:
+            return Estimates(rates, costs, math.nan, math.nan)
+        there = math.exp(fit.intercept + fit.exponent * math.log(at or depths[0]))
+        return Estimates(rates, costs, fit.exponent, there)
 
     samples = over_samples(estimate, seeds, draws)
     best = []
@@ -115,13 +123,15 @@ def transfer(losses: Losses, draws: int = DRAWS) -> Transfer:
             rate = UNKNOWN._replace(value=rate.value)
         best.append(BestRate(n, rate, float(curve[1].min()), edge, len(seeds)))
     costs: dict[int, Interval | None] = {}
-    for at in best:
-        extra = interval([sample.costs[at.depth] for sample in samples], len(seeds))
-        known = math.isfinite(extra.value) and best[0].inside and at.inside
-        costs[at.depth] = extra if known else None
+    for one in best:
+        extra = interval([sample.costs[one.depth] for sample in samples], len(seeds))
+        known = math.isfinite(extra.value) and best[0].inside and one.inside
+        costs[one.depth] = extra if known else None
     exponent = interval([sample.exponent for sample in samples], len(seeds))
-    known = math.isfinite(exponent.value) and all(at.inside for at in best)
-    return Transfer(best, exponent if known else None, costs)
+    if not (math.isfinite(exponent.value) and all(one.inside for one in best)):
+        return Transfer(best, None, costs)
+    predicted = interval([sample.predicted for sample in samples], len(seeds), log=True)
+    return Transfer(best, exponent, costs, None if at is None else predicted)
 
 
 def final_losses(runs: Sequence[Run]) -> Losses:
@@ -187,8 +197,10 @@ def cost(curve: tuple[np.ndarray, np.ndarray], rate: float) -> float:
     return float(np.interp(at, x, y) - y.min())
 
 
-def transfers(runs: Runs) -> dict[str, Transfer]:
+def transfers(runs: Runs, at: int | None = None) -> dict[str, Transfer]:
     """Return the transfer of every setting: the runs that differ in depth, rate and seed only.
+
+    at: a depth whose best rate is predicted.
 
     Running and failed runs are left out.  Raises NothingMatchedError if no setting has finished
     runs of two learning rates or more with a common seed.
@@ -198,17 +210,19 @@ def transfers(runs: Runs) -> dict[str, Transfer]:
     for series in ended.series(but=[LR]):
         losses = final_losses(series.runs)
         if any(len(by_rate) > 1 for by_rate in losses.values()) and shared_seeds(losses):
-            results[series.label] = transfer(losses)
+            results[series.label] = transfer(losses, at=at)
     return require(results, "needs finished runs of two learning rates with a common seed")
 
 
-def transfer_table(runs: Runs) -> tuple[list[dict[str, Any]], list[str]]:
+def transfer_table(runs: Runs, at: int | None = None) -> tuple[list[dict[str, Any]], list[str]]:
     """Return a row for each setting and depth, and sentences on best rates at an edge.
 
     A row has the best rate, the exponent in N and the cost of the smallest depth's rate.
+
+    at: a depth with another row for each setting, whose rate is the power law's.
     """
-    results = transfers(runs)
-    rows = [
+    results = transfers(runs, at)
+    rows: list[dict[str, Any]] = [
         {"setting": label, "depth": best.depth}
         | best.rate.columns("best_lr", "lr_low", "lr_high")
         | {"inside": best.inside, "val_loss": best.loss}
@@ -219,8 +233,30 @@ def transfer_table(runs: Runs) -> tuple[list[dict[str, Any]], list[str]]:
         for best in result.best
     ]
     notes = [f"{label}, {advice}" for label, each in results.items() for advice in each.advice]
+    if at is not None:
+        rows = [row | {"predicted": False} for row in rows]
+        rows += [
+            {"setting": label, "depth": at}
+            | result.predicted.columns("best_lr", "lr_low", "lr_high")
+            | {"inside": None, "val_loss": None, **UNKNOWN.columns("cost")}
+            | (result.exponent or UNKNOWN).columns("exponent")
+            | {"seeds": result.best[0].seeds, "predicted": True}
+            for label, result in results.items()
+            if result.predicted is not None
+        ]
+        notes += [prediction_note(label, result, at) for label, result in results.items()]
     few = any(best.seeds < LEAST_SEEDS for result in results.values() for best in result.best)
     return rows, notes + [NO_INTERVAL] * few
+
+
+def prediction_note(label: str, result: Transfer, at: int) -> str:
+    """Return how the rate at a depth was predicted, or why it was not."""
+    if result.predicted is None:
+        why = "needs best rates inside of those tried at two depths or more"
+        return f"{label}, N = {at}: no rate is predicted: it {why}"
+    first, *_, last = (best.depth for best in result.best)
+    law = f"of the power law through the best rates from N = {first} to {last}"
+    return f"{label}, N = {at}: the rate {law}; its interval is of seeds, not of the law"
 
 
 PUBLISHED_LAWS: dict[str, tuple[float, str]] = {

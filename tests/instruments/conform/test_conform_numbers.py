@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from helpers.conform_blocks import BLOCKS, Layer, PreLN, ReZero, Stack, block
 from torch import Tensor, nn
 
-from deepstack.instruments.conform import comparison
+from deepstack.instruments.conform import sets
 from deepstack.instruments.conform.conform import examine
 from deepstack.instruments.conform.reference import Reference
 from deepstack.instruments.conform.report import Difference
@@ -39,7 +40,7 @@ def found(scheme: str, given: Any, *checks: str) -> Difference:
 
 def compare_at(monkeypatch: pytest.MonkeyPatch, *depths: int) -> None:
     """Compare at these depths in place of 2, 7 and 20, which takes a tenth of the time."""
-    monkeypatch.setattr(comparison, "DEPTHS", depths)
+    monkeypatch.setattr(sets, "CheckSet", partial(sets.CheckSet, depths=depths))
 
 
 # --- fitted constants -----------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """`deepstack serve` answers with one page, to this host alone, and follows the runs."""
 
 import http.client
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,8 @@ from helpers.plot_runs import make_run
 from helpers.report_pages import draw_only
 
 import deepstack.instruments.report.page as page_module
+from deepstack.cli.run_table import RunRow
+from deepstack.instruments.report import serve_command
 from deepstack.instruments.report.page import build_page
 from deepstack.instruments.report.serve_command import ADDRESS, PageServer
 from deepstack.records import RunFolder, change_tags
@@ -127,6 +130,109 @@ def test_tables_come_first_and_each_chart_when_it_is_drawn(
     assert all("<h3>Finding</h3>" in page and "deepnorm-d6-s0" in page for page in pages)
     assert ["charts to go" in page or "chart to go" in page for page in (*pages, last)] == [1, 1, 0]
     assert last == build_page([str(study)], None).text
+
+
+# --- states are newer than the page ---------------------------------------------------------------
+
+
+def states_in(body: bytes) -> str:
+    (text,) = re.findall(rb'class="states" data-study="study">([^<]*)<', body)
+    return str(text.decode())
+
+
+@pytest.fixture
+def running(study: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFolder]:
+    """A second run of the study, at step 5 of 50 and held by this process; states are not kept."""
+    monkeypatch.setattr(serve_command, "READ_SECONDS", 0.0)
+    folder = RunFolder(make_run(study, seed=1, config={"train.steps": 50}))
+    folder.write_status("running", 5)
+    with folder.lock():
+        yield folder
+
+
+def add_step(folder: RunFolder, step: int) -> None:
+    with open(folder.steps_path, "a") as file:
+        file.write(f"{step},2.5,0.1,1,0.125,1,1,1\n")
+
+
+def test_the_states_are_those_of_now_in_a_page_of_before(
+    running: RunFolder, server: PageServer
+) -> None:
+    page = server.page
+    first, body = ask(server)
+    at = f"1 done, 1 running ({running.name} at step 5 of 50)"
+    assert states_in(body) == json.loads(first.headers["X-States"])["study"] == at
+    add_step(running, 6)
+    second, body = ask(server)
+    assert states_in(body) == at.replace("step 5", "step 6")
+    assert second.headers["ETag"] == first.headers["ETag"], "a step is no reason to load the page"
+    running.write_status("done", 6)
+    third, body = ask(server)
+    assert states_in(body) == "2 done" and int(third.headers["Content-Length"]) == len(body)
+    head, _ = ask(server, method="HEAD")
+    assert json.loads(head.headers["X-States"]) == {"study": "2 done"}
+    assert server.page == page, "nothing was drawn"
+
+
+def test_states_are_answered_while_the_page_is_drawn(
+    running: RunFolder, server: PageServer
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def draw() -> str:
+        begun.set()
+        assert may_end.wait(60)
+        return "a later page"
+
+    server.build = draw
+    add_step(running, 6)
+    drawing = threading.Thread(target=server.update)
+    drawing.start()
+    assert begun.wait(60)
+    try:
+        assert "at step 6 of 50" in states_in(ask(server)[1])
+    finally:
+        may_end.set()
+        drawing.join()
+    assert ask(server)[1] == b"a later page"
+
+
+def test_the_pause_between_pages_ends_with_the_last_run(
+    running: RunFolder, server: PageServer
+) -> None:
+    pause = threading.Thread(target=serve_command.wait_for_runs, args=(server, 3600.0))
+    pause.start()
+    pause.join(0.3)
+    assert pause.is_alive()
+    running.write_status("done", 5)
+    pause.join(60)
+    assert not pause.is_alive()
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_an_open_page_shows_the_states_of_now(
+    running: RunFolder, server: PageServer, tmp_path: Path
+) -> None:
+    with open_browser(tmp_path / "profile") as browser:
+        browser.open(f"http://{ADDRESS}:{server.server_address[1]}/")
+        began = browser.run("performance.timeOrigin")
+        add_step(running, 6)
+        browser.wait_for("document.querySelector('.states').textContent.includes('step 6 of 50')")
+        running.write_status("done", 6)
+        browser.wait_for("document.querySelector('.states').textContent === '2 done'")
+        assert browser.run("performance.timeOrigin") == began, "the page was not loaded again"
+
+
+def test_only_some_running_runs_are_named_and_markup_stays_text() -> None:
+    rows = [RunRow(f"<b>{number}", "running", 1, None) for number in range(6)]
+    text = serve_command.present_text([*rows, RunRow("a", "done", 9, 9)])
+    assert text.startswith("6 running, 1 done (<b>0 at step 1 of ?, ")
+    assert text.endswith("<b>3 at step 1 of ?, 2 more)")
+    page = '<span class="states" data-study="a&amp;b">old</span>'
+    shown = serve_command.with_states(page, {"a&b": text, "other": "x"})
+    assert "&lt;b&gt;0 at" in shown and "<b>" not in shown
+    assert serve_command.with_states(page, {}) == page
 
 
 @pytest.mark.slow

@@ -44,6 +44,36 @@ def test_the_interval_covers_the_spread_of_the_seeds() -> None:
     assert -0.2 - result.exponent.low == pytest.approx(half, rel=0.15)
 
 
+def test_the_rate_at_another_depth_follows_the_power_law_of_each_sample() -> None:
+    result = transfer(parabolas(lambda n, s: 0.01 * (n / 6) ** (-0.1 * s)), at=384)
+    assert result.predicted is not None
+    assert result.predicted.value == pytest.approx(0.01 * 64**-0.2, rel=1e-6)
+    logs = [math.log(0.01) - 0.1 * s * math.log(64) for s in SEEDS]
+    half = 2.776 * np.std(logs, ddof=1) / math.sqrt(5)  # Student's t
+    ends = [math.log(end) - np.mean(logs) for end in result.predicted[1:]]
+    assert ends == pytest.approx([-half, half], rel=0.15)
+    assert transfer(parabolas(lambda n, s: 0.01)).predicted is None, "nothing was asked for"
+    edge = transfer(parabolas(lambda n, s: 1.0 if n == 96 else 0.01), draws=5, at=48)
+    assert edge.predicted is None
+
+
+def test_compare_prints_the_predicted_rate_and_how_it_was_made(tmp_path: Path) -> None:
+    make_runs(
+        tmp_path / "s", depth=(6, 24), lr=(0.01, 0.02, 0.04, 0.08), seed=(0, 1, 2),
+        masked=lambda depth, lr, seed: 2.0 + math.log(lr * (depth / 6) ** 0.5 / 0.04) ** 2,
+    )  # fmt: skip
+    shown = typed("compare", tmp_path, "--transfer", "--at", "96", "--json")
+    *measured, predicted = json.loads(shown.stdout)
+    assert [row["predicted"] for row in measured] == [False, False]
+    assert (predicted["depth"], predicted["predicted"]) == (96, True)
+    assert predicted["best_lr"] == pytest.approx(0.01) and predicted["val_loss"] is None
+    words = "N = 96: the rate of the power law through the best rates from N = 6 to 24"
+    assert words in " ".join(shown.stderr.split())
+    assert "--at: found without --transfer, which it needs" in refusal(
+        2, "compare", tmp_path, "--at", "96"
+    )
+
+
 def test_rates_of_two_seeds_have_no_interval() -> None:
     losses = parabolas(lambda n, s: 0.01 * (n / 6) ** (-0.1 * s), seeds=range(2))
     result = transfer(losses)

@@ -1,0 +1,1 @@
+"""Two runs beside each other: settings, environment, results, and the first row that differs."""
