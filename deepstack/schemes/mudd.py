@@ -49,6 +49,7 @@ class MUDD(Scheme, name="mudd", label="MUDD", paper="arXiv:2502.12170", static=T
     multiple: the rows of W_1, 4 (l + 1), become the next larger multiple of this number, as in the
         authors' code; 0: they do not.
 
+    The authors' layer 1 norms x_0 once for q, k and v; here it has three norms, as other layers.
     The authors' feed-forwards grow from half of the width in layer 1 to 1.5 times in layer N; here
     all layers have equal widths.  GELU is exact, as in their PyTorch code; their JAX code takes
     flax's approximation.  Each layer stores W_1, W_2 and b at the size of the last layer's, W_2

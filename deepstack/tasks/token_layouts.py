@@ -10,6 +10,9 @@ zeros, whatever the other bytes are:
 | every second one is 0                                         | 2 bytes   |
 | even and odd ones are equally distributed, not uniformly     | 1 byte    |
 | even and odd ones are distributed differently                 | 2 bytes   |
+
+Below 4096 pairs of bytes distributions differ by chance.  There tokens of 1 byte are known if none
+reaches 128, as in ASCII, and even and odd ones are about equally distributed.
 """
 
 from typing import Literal, NamedTuple
@@ -28,10 +31,10 @@ OF_WIDTH = {1: "uint8", 2: "uint16", 4: "uint32", 8: "int64"}
 
 LOOKED_AT = 2**17
 """Bytes that are looked at."""
-LEAST_TOKENS, LEAST_COUNTED = 8, 4096
-"""The least tokens whose zeros count, and pairs of bytes whose distributions do."""
-MOST_DIVERGENCE = 0.05
-"""The divergence up to which two distributions count as equal."""
+LEAST_TOKENS, LEAST_COUNTED, LEAST_SMALL = 8, 4096, 256
+"""The least tokens whose zeros count, pairs of bytes whose distributions do, and of a few bytes."""
+MOST_DIVERGENCE, MOST_OF_FEW = 0.05, 0.4
+"""The divergence up to which two distributions count as equal, also of a few bytes."""
 
 
 class Width(NamedTuple):
@@ -58,9 +61,12 @@ def width_of(content: NDArray[np.uint8]) -> Width | None:
     if not second and not fourth:
         return Width(2, "every second byte is 0")
     even, odd = some[0::2], some[1::2]
-    if len(odd) < LEAST_COUNTED:
+    if len(odd) < LEAST_SMALL:
         return None
     p, q = (np.bincount(one, minlength=256) / len(one) for one in (even, odd))
+    if len(odd) < LEAST_COUNTED:
+        is_small = some.max() < 128 and divergence(p, q) < MOST_OF_FEW
+        return Width(1, "all bytes are below 128") if is_small else None
     if divergence(p, q) > MOST_DIVERGENCE:
         return Width(2, "even and odd bytes differ")
     # Uniform bytes are uniform tokens of 1 byte as well as of 2.

@@ -57,6 +57,23 @@ def test_tokens_are_read_right_or_refused(width: str, vocabulary: int, tmp_path:
                 assert f"task.layout={name}, or write .npy" in str(e.value)
 
 
+@pytest.mark.parametrize("count", [600, 2_000, 8_000])
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_a_few_thousand_bytes_tell_letters_from_wider_tokens(
+    vocabulary: int, count: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.bin"
+    for kind in ("uniform", "frequent"):
+        tokens = tokens_of(vocabulary, kind)[:count]
+        if vocabulary in (16, 65):
+            tokens.astype("u1").tofile(path)
+            with pytest.raises(ConfigError, match=r"hold uint8 .*; give task\.layout=uint8,"):
+                build(path)
+        if vocabulary <= 2**16:
+            tokens.astype("<u2").tofile(path)
+            assert build(path, layout="uint16").data["tokens"] == count
+
+
 def test_a_hint_leads_to_the_right_tokens(tmp_path: Path) -> None:
     """65 tokens as int64, for which uint32 would give a 0 after each."""
     path, tokens = tmp_path / "c.bin", tokens_of(65, "uniform")

@@ -93,6 +93,6 @@ def share_text(learnt: int, seeds: int) -> str | None:
     share = 0.05 ** (1 / seeds)
     verb, would = ("learned", "would") if learnt else ("did not learn", "would not")
     return (
-        f"Where {seeds} of {seeds} seeds {verb}, with 95 % confidence more than {100 * share:.0f} % "
-        f"of all seeds {would}."
+        f"Where {seeds} of {seeds} seeds {verb}, with 95 % confidence more than "
+        f"{100 * share:.0f} % of all seeds {would}."
     )
