@@ -95,7 +95,10 @@ def record(folder: Path, only: str) -> None:
     """Train every run into the folder with the deepstack that Python imports here."""
     import deepstack
 
-    errors = import_module("deepstack.errors")  # the name that every version has
+    try:
+        errors = import_module("deepstack.base.errors")
+    except ModuleNotFoundError:  # before the package was divided
+        errors = import_module("deepstack.errors")
     base = folder / "base.yaml"
     base.write_text(BASE, "utf-8")
     replay = type(deepstack.load_config(base).runtime).model_fields["replay"]
