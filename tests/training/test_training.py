@@ -21,10 +21,13 @@ from safetensors.torch import load_file
 import deepstack
 from deepstack.base.errors import Interrupted, ResourceError
 from deepstack.config import disk_estimate, machine_memory, with_overrides
+from deepstack.fast import make_step
+from deepstack.model import build_model
+from deepstack.model.build import Built
 from deepstack.records import RunFolder
 from deepstack.schemes import SCHEMES
 from deepstack.tasks import task_of
-from deepstack.training import to_device
+from deepstack.training import make_optimizer, mean_loss, to_device
 from deepstack.training.recorder import Recorder
 from deepstack.training.resources import memory_limit
 from deepstack.training.schedule import learning_rate
@@ -161,6 +164,30 @@ def test_divergence_is_a_result_however_late_it_is_seen(
     run = only_run(tmp_path / "b" / "runs")
     assert run.status | {"checksums": first.status["checksums"]} == first.status  # but for times
     assert data_of(run) == data_of(first)
+
+
+@pytest.mark.parametrize("factor", [1e6, math.nan])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_no_parameter_moves_from_the_step_on_that_diverged(optimizer: str, factor: float) -> None:
+    """The host reads losses late, so the steps after it have to change nothing."""
+    config = small(train__optimizer=optimizer, train__max_loss=100.0)
+    built = build_model(config, vocab_size=17)
+    factors = iter([1.0, factor, 1.0, 1.0])
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return next(factors) * mean_loss(built.model(x), y)
+
+    step = make_step(loss, built, make_optimizer(config.train, built), config.train)
+    tokens, after = torch.arange(32).view(2, 16) % 17, [weights(built)]
+    for _ in range(4):
+        step(tokens, tokens, 0.01)
+        after.append(weights(built))
+    assert not torch.equal(after[0], after[1])
+    assert all(torch.equal(after[1], later) for later in after[2:])
+
+
+def weights(built: Built) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in built.model.parameters()])
 
 
 def test_a_diverged_run_keeps_its_checkpoint_until_its_end_is_written(tmp_path: Path) -> None:
