@@ -10,6 +10,7 @@ from deepstack.base.text import counted, value_text
 from deepstack.instruments.answer.found import (
     MOST_NAMES,
     Found,
+    Kind,
     depths_text,
     joined,
     share_text,
@@ -115,7 +116,9 @@ def about_several(settings: dict[str, list[Best]], depths: Sequence[int], gap: G
     more = runs_that_decide(gap) if gap and not is_clear else None
     details = [nothing_more(gap)] if gap and not is_clear and more is None else []
     details += filter(None, [shares_sentence([c for c in every if c.depth == depths[-1]])])
-    return Found("settings" if one_depth else "depths", sentence, is_clear, sure, details, more)
+    kind: Kind = "settings" if one_depth else "depths"
+    better = gap.leader.label if gap and gap.is_clear else ""
+    return Found(kind, sentence, is_clear, sure, details, more, better=better)
 
 
 def compared_cells(

@@ -1,0 +1,53 @@
+"""Whether a candidate is better than its baseline: the statement of `deepstack answer` in one word.
+
+Nothing is computed here.  `deepstack.instruments.answer` compares the losses of both commands seed
+by seed, over all looks at the study, and names the better setting if the interval leaves out 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deepstack.instruments.own_trainer.study_file import BASELINE, CANDIDATE
+
+if TYPE_CHECKING:
+    from deepstack.instruments.answer.found import Found
+    from deepstack.instruments.own_trainer.training import CommandTraining
+
+BETTER, NOT_BETTER, UNDECIDED = 0, 10, 11
+"""Exit codes of `deepstack sweep --until decided` on a study with baseline and candidate."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The decision on a candidate.  exit_code: BETTER, NOT_BETTER or UNDECIDED."""
+
+    exit_code: int
+    sentence: str
+
+
+def verdict_of(found: Found) -> Verdict:
+    """Return the decision that a statement on baseline and candidate makes."""
+    better = found.better.partition(",")[0] if found.decided else ""
+    if better == CANDIDATE:
+        return Verdict(BETTER, f"better: keep the candidate (exit code {BETTER})")
+    if better == BASELINE:
+        return Verdict(NOT_BETTER, f"not better: keep the baseline (exit code {NOT_BETTER})")
+    return Verdict(
+        UNDECIDED, f"undecided: no difference is shown, keep the baseline (exit code {UNDECIDED})"
+    )
+
+
+def decide(training: CommandTraining) -> Verdict:
+    """Return the decision on the runs of a study that has stopped growing."""
+    from deepstack.instruments.answer.looks import looks_at
+    from deepstack.instruments.answer.sentence import find
+    from deepstack.records import Run
+    from deepstack.runs.runs import Runs
+
+    order = training.order
+    runs = Runs(Run(entry.cell.folder.path) for entry in training.ended.values())
+    readable = runs.keep(lambda run: run.damage() is None, "none of these runs can be read")
+    found = find(readable.results.values(), looks=looks_at([order.out / order.name]))
+    return verdict_of(found)
