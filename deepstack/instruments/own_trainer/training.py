@@ -34,6 +34,8 @@ from deepstack.runs.runs import Runs
 from deepstack.sweeps import CellProgress
 from deepstack.sweeps.local import visible_gpus
 
+ALL = "mean ± deviation"  # the column of losses where no name of the command is the depth
+
 
 @dataclass
 class CommandTraining(SweepTraining):
@@ -90,7 +92,8 @@ class CommandTraining(SweepTraining):
 def results(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return the results of runs as a table: settings by depths, or by learning rates."""
     readable = Runs(run for run in runs if run.damage() is None)
-    return result_table(readable.results.values()) if readable else []
+    rows = result_table(readable.results.values()) if readable else []
+    return [{ALL if key == "N = 0" else key: value for key, value in row.items()} for row in rows]
 
 
 def refuse_missing(cells: Sequence[CommandCell]) -> None:
