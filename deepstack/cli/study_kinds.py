@@ -5,10 +5,13 @@ A subclass of StudyKind stands in a file study_kind.py in a folder of instrument
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from deepstack.base.errors import ConfigError
 from deepstack.base.extensions import import_extensions
 from deepstack.base.yaml_reader import Node, read
 from deepstack.config.load import printable_path, read_file
@@ -24,9 +27,11 @@ class StudyKind:
 
     path: of the file.
     settings: words KEY=A,B.
+    words: the kind in messages: 'a study of commands'.
     """
 
     file = "study_kind"
+    words = ""
 
     def __init__(self, path: Path, settings: Sequence[str]) -> None:
         self.path, self.settings = path, settings
@@ -67,3 +72,15 @@ class StudyKind:
 
     def end(self, training: SweepTraining, tasks: Sequence[SweepOption]) -> None:
         """Print what follows the results; may raise typer.Exit."""
+
+
+@contextmanager
+def naming_other_kinds(path: Path) -> Iterator[None]:
+    """Name `deepstack sweep` if the block cannot read a file that is a study of another kind."""
+    try:
+        yield
+    except ConfigError:
+        if path.is_file() and (kind := StudyKind.of(path, ())) is not None:
+            command = f"deepstack sweep {shlex.quote(str(path))}"
+            raise ConfigError(f"{path}: found {kind.words}; use: {command}") from None
+        raise

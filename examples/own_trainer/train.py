@@ -1,14 +1,17 @@
-"""A small GPT with a training loop in the style of nanoGPT, which knows nothing of deepstack.
+"""A small GPT with a training loop in the style of nanoGPT, without deepstack but for --probe.
 
     python examples/own_trainer/train.py --n-layer 4 --lr 3e-3 --seed 0
     deepstack sweep examples/own_trainer/study.yaml              # a grid of it, which resumes
     deepstack sweep examples/own_trainer/change.yaml --until decided   # is --zero-init better?
+    deepstack sweep examples/own_trainer/probe.yaml              # with ‖ΔF‖ of each step
 
 It reads the bytes of a module of Python.
 """
 
 import argparse
 import math
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -62,6 +65,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--zero-init", action="store_true")
+    parser.add_argument("--probe", help="folder for the probe's measurements")
     options = parser.parse_args()
 
     torch.manual_seed(options.seed)
@@ -80,22 +84,31 @@ def main() -> None:
     model = GPT(options.n_layer, options.zero_init)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95))
     random = torch.Generator().manual_seed(options.seed)
-    for it in range(ITERATIONS + 1):
-        if it % EVAL_EVERY == 0:
-            fixed = torch.Generator().manual_seed(1)
-            with torch.no_grad():
-                losses = torch.stack([loss_of(get_batch(val, fixed)) for _ in range(8)])
-            print(f"step {it}: val loss {losses.mean():.4f}", flush=True)
-        cosine = 0.5 * (1 + math.cos(math.pi * it / ITERATIONS))
-        for group in optimizer.param_groups:
-            group["lr"] = options.lr * min(1, (it + 1) / WARMUP) * cosine
-        loss = loss_of(get_batch(train, random))
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if it % 5 == 0:
-            print(f"iter {it}: loss {loss.item():.4f}", flush=True)
+    probe: Any = nullcontext()
+    if options.probe:
+        import deepstack  # probe
+
+        batch = get_batch(val, torch.Generator().manual_seed(2))[0]  # probe
+        probe = deepstack.probe(model, batch, optimizer, out=options.probe, hidden="ln_f")  # probe
+    with probe:
+        for it in range(ITERATIONS + 1):
+            if it % EVAL_EVERY == 0:
+                fixed = torch.Generator().manual_seed(1)
+                with torch.no_grad():
+                    losses = torch.stack([loss_of(get_batch(val, fixed)) for _ in range(8)])
+                print(f"step {it}: val loss {losses.mean():.4f}", flush=True)
+            cosine = 0.5 * (1 + math.cos(math.pi * it / ITERATIONS))
+            for group in optimizer.param_groups:
+                group["lr"] = options.lr * min(1, (it + 1) / WARMUP) * cosine
+            loss = loss_of(get_batch(train, random))
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            if it % 5 == 0:
+                print(f"iter {it}: loss {loss.item():.4f}", flush=True)
+            if options.probe:
+                probe.step(loss)  # probe
 
 
 if __name__ == "__main__":

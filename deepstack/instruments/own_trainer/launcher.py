@@ -62,7 +62,8 @@ class Supervised:
         self.gpu = gpu
         self._errors = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", CODE, Path(__file__).parents[3]],
+            # the folder is for those who look at the list of processes
+            [sys.executable, "-P", "-c", CODE, Path(__file__).parents[3], order["folder"]],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,

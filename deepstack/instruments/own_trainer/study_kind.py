@@ -24,6 +24,8 @@ TASKS = ("until",)  # tasks of `deepstack sweep` that work with commands
 class CommandStudy(StudyKind):
     """A study whose file has `command:`, or `baseline:` and `candidate:`."""
 
+    words = "a study of commands"
+
     @classmethod
     def holds(cls, tree: Node) -> bool:
         return any(key in tree.section for key in SIGNS)

@@ -53,6 +53,8 @@ class Supervisor:
         with self.folder.lock():
             if self.folder.exists() and self.folder.present_state() in ENDED:
                 return 0  # another sweep has just done it
+            if self.signal is not None:  # the sweep has ended while this process began
+                return 128 + self.signal
             order = self.order
             begin(self.folder, order["config"], order["meta"], order["columns"], keep=order["keep"])
             code = self.execute()

@@ -51,7 +51,7 @@ def command_line(process: int) -> str:
 
 
 def of_folder(folder: Path) -> list[int]:
-    """The commands that run for a study in this folder."""
+    """The supervisors and commands that run for a study in this folder."""
     return [pid for pid, _ in parents() if f"{folder}/results" in command_line(pid)]
 
 
@@ -59,11 +59,9 @@ def victim_of(kind: str, folder: Path, sweep: int) -> int | None:
     """The process to kill, None if it has just ended."""
     if kind == "sweep":
         return sweep
-    commands = of_folder(folder)
-    above = dict(parents())
-    if not commands:
-        return None
-    return commands[0] if kind == "command" else above.get(commands[0])
+    is_command = {pid: str(TRAINER) in command_line(pid) for pid in of_folder(folder)}
+    chosen = [pid for pid, one in is_command.items() if one == (kind == "command")]
+    return chosen[0] if chosen else None
 
 
 def states_of(folder: Path) -> list[str]:
@@ -97,9 +95,9 @@ def trial(number: int, folder: Path, kind: str) -> str:
     if victim is not None:
         os.kill(victim, signal.SIGKILL)
     code = sweep.wait(PATIENCE)
-    wait_until(lambda: "running" not in states_of(folder))
-    assert not of_folder(folder)
+    wait_until(lambda: not of_folder(folder))
     before, states = finished(folder), states_of(folder)
+    assert "running" not in states
     again = start(folder)
     assert again.wait(PATIENCE) == 0
     after = finished(folder)

@@ -165,3 +165,15 @@ def test_a_program_that_is_missing_is_named_before_a_run(tmp_path: Path) -> None
     path.write_text(COMMAND.replace("python", "pyhton-of-mine") + METRIC + GRID)
     assert "the program 'pyhton-of-mine'" in refusal(2, "sweep", path, "--out", tmp_path)
     assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_a_command_for_one_run_names_the_one_for_the_study(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(COMMAND + METRIC + GRID)
+    text = refusal(2, command, path)
+    assert text == f"deepstack: {path}: found a study of commands; use: deepstack sweep {path}\n"
+
+
+def test_jobs_are_called_workers() -> None:
+    assert "did you mean --workers?" in refusal(2, "sweep", "--jobs", 2)
