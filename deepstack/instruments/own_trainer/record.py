@@ -166,10 +166,13 @@ def end(folder: RunFolder, exit_code: int) -> str:
     if why and not diverged:
         write_end(folder, "failed", 0, error=why)
         return why
-    if not diverged and (text := adopt_probe(folder, folder.path / FILES)):
-        write_end(folder, "failed", 0, error=text)
-        return text
-    if not folder.steps_path.exists():
+    problem = adopt_probe(folder, folder.path / FILES)
+    if problem and not diverged:
+        write_end(folder, "failed", 0, error=problem)
+        return problem
+    if folder.steps_path.exists():  # the probe's
+        diverged |= not math.isfinite(float(folder.last_row().get("loss") or 0))
+    else:
         write_rows(folder.steps_path, losses or [Value(v.step, math.nan) for v in values])
         columns = folder.read_columns()
         columns["columns"] = columns["columns"] | entries(LOSS_COLUMN if losses else {})

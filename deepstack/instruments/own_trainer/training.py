@@ -16,7 +16,7 @@ from deepstack.base.text import counted, number_text
 from deepstack.cli.options import command_line
 from deepstack.cli.output import emit, log
 from deepstack.cli.run_table import counts, last_evaluation
-from deepstack.cli.sweep_training import SweepTraining
+from deepstack.cli.sweep_training import SweepTraining, of_other_sweeps
 from deepstack.instruments.own_trainer.cells import (
     CommandCell,
     changed_scripts,
@@ -63,7 +63,7 @@ class CommandTraining(SweepTraining):
             if cell.folder.exists() and cell.state != "running":
                 read_again(cell)
         cells = plan_cells(self.file, study, order.out / order.name)
-        if not order.quiet:
+        if not (order.quiet or self.ended):
             for name, number in changed_scripts(cells).items():
                 runs = counted("{} runs", number)
                 log(f"{runs} ended with another version of {name}; deepstack rm removes runs")
@@ -71,6 +71,7 @@ class CommandTraining(SweepTraining):
         gpus = [one.name for one in visible_gpus()] if workers > 1 else []
         launcher = CommandLauncher(workers, command_line(), gpus)
         progress = self.run_pool(cells, launcher, watch(order.quiet, cells), part=part)
+        self.left += of_other_sweeps(progress)
         self.ended |= {entry.cell.folder.name: entry for entry in progress}
         return progress
 

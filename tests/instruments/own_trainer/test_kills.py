@@ -23,7 +23,7 @@ from deepstack.records import find_runs, problems
 TRAINER = Path(__file__).with_name("trainer.py").resolve()
 SEEDS = (0, 1, 2)
 STUDY = f"""\
-command: [{sys.executable}, -S, {TRAINER}, slow0.25, 1e-3, '{{seed}}', '{{run}}']
+command: [{sys.executable}, -S, {TRAINER}, slow0.4, 1e-3, '{{seed}}', '{{run}}']
 metric: 'step (?P<step>\\d+): .*val loss ([0-9.]+)'
 sweep: {{grid: {{seed: {list(SEEDS)}}}}}
 """
@@ -55,13 +55,12 @@ def of_folder(folder: Path) -> list[int]:
     return [pid for pid, _ in parents() if f"{folder}/results" in command_line(pid)]
 
 
-def victim_of(kind: str, folder: Path, sweep: int) -> int | None:
-    """The process to kill, None if it has just ended."""
+def victims_of(kind: str, folder: Path, sweep: int) -> list[int]:
+    """The processes of a kind that can be killed now."""
     if kind == "sweep":
-        return sweep
+        return [sweep]
     is_command = {pid: str(TRAINER) in command_line(pid) for pid in of_folder(folder)}
-    chosen = [pid for pid, one in is_command.items() if one == (kind == "command")]
-    return chosen[0] if chosen else None
+    return [pid for pid, one in is_command.items() if one == (kind == "command")]
 
 
 def states_of(folder: Path) -> list[str]:
@@ -90,10 +89,10 @@ def trial(number: int, folder: Path, kind: str) -> str:
     (folder / "study.yaml").write_text(STUDY)
     sweep = start(folder)
     wait_until(lambda: list(folder.glob("results/*/*/status.json")))
-    time.sleep(rng.uniform(0, 2.0))
-    victim = victim_of(kind, folder, sweep.pid)
-    if victim is not None:
-        os.kill(victim, signal.SIGKILL)
+    time.sleep(rng.uniform(0, 1.5))
+    victims: list[int] = []
+    wait_until(lambda: victims.extend(victims_of(kind, folder, sweep.pid)) or victims)
+    os.kill(victims[0], signal.SIGKILL)
     code = sweep.wait(PATIENCE)
     wait_until(lambda: not of_folder(folder))
     before, states = finished(folder), states_of(folder)
@@ -104,6 +103,7 @@ def trial(number: int, folder: Path, kind: str) -> str:
     assert states_of(folder) == ["done"] * len(SEEDS)
     assert before.items() <= after.items()  # a finished run is not touched
     assert not of_folder(folder)
+    assert kind == "sweep" or "failed" in states
     return f"{kind} killed, exit code {code}, then {', '.join(states)}; repeated: all done"
 
 

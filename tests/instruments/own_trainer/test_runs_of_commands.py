@@ -3,12 +3,16 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.command_line import refusal, succeed, typed
 
 import deepstack
+from deepstack.instruments.own_trainer.cells import plan_cells
+from deepstack.instruments.own_trainer.launcher import CommandLauncher
 from deepstack.instruments.own_trainer.processes import parents
+from deepstack.instruments.own_trainer.study_file import load_commands
 from deepstack.records import Run, find_runs, problems
 
 TRAINER = Path(__file__).with_name("trainer.py")
@@ -116,6 +120,22 @@ def test_another_metric_reads_the_outputs_again(place: Path, tmp_path: Path) -> 
     path = write(folder, text.replace(".*val loss", ".*test loss"))
     assert "no line of output.txt matches the metric" in refusal(2, "sweep", path, *words)
     assert run_of(folder, "good").evals["loss"].tolist() == [9, 9, 9]
+
+
+def test_runs_at_a_time_share_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fake:
+        def __init__(self, order: dict[str, Any], gpu: str | None) -> None:
+            self.gpu, self.environment = gpu, order["environment"]
+
+        def poll(self) -> None:
+            return None
+
+    monkeypatch.setattr("deepstack.instruments.own_trainer.launcher.Supervised", Fake)
+    file = load_commands(write(tmp_path))
+    launcher = CommandLauncher(2, "", gpus=["GPU-a", "GPU-b"])
+    started = [launcher.start(cell) for cell in plan_cells(file, file.study, tmp_path)]
+    seen = [one and one.environment["CUDA_VISIBLE_DEVICES"] for one in started]
+    assert seen == ["GPU-a", "GPU-b", None]
 
 
 def test_a_limit_kills_the_command_and_its_children(
