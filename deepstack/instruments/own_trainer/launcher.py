@@ -60,7 +60,7 @@ class Supervised:
 
     def __init__(self, order: Mapping[str, Any], gpu: str | None) -> None:
         self.gpu = gpu
-        self._errors = tempfile.TemporaryFile()
+        self._errors, self._text = tempfile.TemporaryFile(), ""
         self._process = subprocess.Popen(
             # the folder is for those who look at the list of processes
             [sys.executable, "-P", "-c", CODE, Path(__file__).parents[3], order["folder"]],
@@ -75,7 +75,12 @@ class Supervised:
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while it runs."""
-        return self._process.poll()
+        code = self._process.poll()
+        if code is not None and not self._errors.closed:
+            self._errors.seek(0)
+            self._text = self._errors.read().decode("utf-8", "replace")
+            self._errors.close()
+        return code
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the supervisor, and some to all processes below it too."""
@@ -84,12 +89,12 @@ class Supervised:
             signal_all([self._process.pid, *others], number)
 
     def stderr_text(self) -> str:
-        """Return what the supervisor has printed on stderr."""
-        self._errors.seek(0)
-        return self._errors.read().decode("utf-8", "replace")
+        """Return what the supervisor has printed on stderr, once it has ended."""
+        return self._text
 
     def close(self) -> None:
         """Wait for the supervisor, which has ended or was killed."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
+        self.poll()
         self._errors.close()

@@ -138,17 +138,19 @@ def test_runs_at_a_time_share_the_gpus(tmp_path: Path, monkeypatch: pytest.Monke
     assert seen == ["GPU-a", "GPU-b", None]
 
 
+@pytest.mark.slow
 def test_a_limit_kills_the_command_and_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deepstack.sweeps.pool.GRACE_SECONDS", 1.0)
     path = write(tmp_path, STUDY.replace("[good, nan, fail]", "[late]"))
     path.write_text(path.read_text().replace("{seed}", "{seed} {run}"))
-    words = ("--out", tmp_path, "--run-timeout", "1.5")
+    words = ("--out", tmp_path, "--run-timeout", "5")
     done = typed("sweep", path, *words)
     (run,) = find_runs(tmp_path)
     assert done.exit_code == 3 and run.state == "failed"
-    assert "took longer than --run-timeout, 1.5 s" in run.status["error"]
+    assert "took longer than --run-timeout, 5 s" in run.status["error"]
+    assert "two children wait" in (run.path / "output.txt").read_text()
     assert not [pid for pid, _ in parents() if str(run.path.resolve()) in command_line(pid)]
 
 

@@ -26,6 +26,7 @@ def main() -> None:
             subprocess.Popen(later)
             subprocess.Popen(later, start_new_session=True)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            print("two children wait", flush=True)
             time.sleep(600)
         if mode.startswith("slow"):
             time.sleep(float(mode.removeprefix("slow")))
