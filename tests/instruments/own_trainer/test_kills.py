@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.sampling import rotating
 
 from deepstack.instruments.own_trainer.processes import parents
 from deepstack.records import find_runs, problems
@@ -108,8 +109,7 @@ def trial(number: int, folder: Path, kind: str) -> str:
     return f"{kind} killed, exit code {code}, then {', '.join(states)}; repeated: all done"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", VICTIMS)
+@pytest.mark.parametrize("kind", rotating(VICTIMS, 2))
 def test_a_kill_loses_nothing_and_leaves_nothing_half_done(kind: str, tmp_path: Path) -> None:
     trial(len(kind), tmp_path / kind, kind)
 
