@@ -48,7 +48,7 @@ OPTIONS_ELSEWHERE = {
     "host": "the page is for this machine alone; from another: ssh -L 8765:127.0.0.1:8765 HOST",
 }
 """Words of other programs, and the text to type here."""
-SYNONYMS = {"out": "to", "tag": "where tag=WORD"}
+SYNONYMS = {"out": "to", "tag": "where tag=WORD", "jobs": "workers"}
 """Options of some commands, and the options of other commands that do the same."""
 
 

@@ -15,6 +15,7 @@ from deepstack.cli.options import (
     note_empty,
 )
 from deepstack.cli.output import emit_facts, show_work
+from deepstack.cli.study_kinds import naming_other_kinds
 from deepstack.config import Config
 
 
@@ -26,7 +27,8 @@ def check_command(
     json: Json = False,
 ) -> None:
     """Check a config and print its coefficients, parameters, memory and FLOPs; train nothing."""
-    settings = conf.load_config(config, overrides)
+    with naming_other_kinds(config):
+        settings = conf.load_config(config, overrides)
     note_empty(config)
     load_plugins(plugin)
     with located(config, overrides), gc_paused(), show_work("building the model"):

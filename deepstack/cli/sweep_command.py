@@ -14,6 +14,7 @@ from deepstack.cli import options as opt
 from deepstack.cli.added_options import LauncherOption, SweepOption, SweepOrder, with_added
 from deepstack.cli.commands import command
 from deepstack.cli.completion import complete_config_or_setting, complete_names
+from deepstack.cli.study_kinds import StudyKind
 from deepstack.config.load import example, example_or_file
 
 BUILT_IN = "depth_sweep"
@@ -86,7 +87,8 @@ def sweep_command(
     settings += [f"{key}={values}" for key, values in lists.items() if values is not None]
     if seeds and seeds.isdecimal():
         opt.listed_seeds(seeds, quiet)
-    described = conf.load_study(path, settings)
+    kind = StudyKind.of(path, settings)
+    described = kind.load() if kind else conf.load_study(path, settings)
     if not quiet:
         opt.note_empty(path)
     name = conf.study_name(described.base, path, study)
@@ -106,12 +108,18 @@ def sweep_command(
 
     launcher = launchers[0] if launchers else None
     retried = sweeps.retry_states(retry)
-    training = SweepTraining(order, path, settings, retried, memory, run_timeout, launcher)
+    make_training = kind.training if kind else SweepTraining
+    if kind:
+        without = {one.flag: one for one in launchers} | {"--memory": memory, "--plugin": plugin}
+        kind.refuse(tasks, [flag for flag, value in without.items() if value])
+    training = make_training(order, path, settings, retried, memory, run_timeout, launcher)
     if tasks:
         with opt.located(path, settings):
             tasks[0].run(order, training)
     elif progress := training.train(described):
         training.finish(progress)
+    if kind:
+        kind.end(training, tasks)
 
 
 def refuse_spaces(options: dict[str, str | None], words: list[str]) -> None:

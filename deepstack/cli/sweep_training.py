@@ -6,7 +6,8 @@ import dataclasses
 import shlex
 import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,14 +88,24 @@ class SweepTraining:
             most = sweeps.default_workers(cells)
             if most < workers and not order.quiet:
                 log(f"{workers} workers have more threads than the cores; use --workers {most}")
+        return self.run_pool(cells, launcher, watch(order.quiet, cells), part=part)
+
+    def run_pool(
+        self,
+        cells: Sequence[Cell],
+        launcher: sweeps.Launcher,
+        view: AbstractContextManager[Callable[[Sequence[CellProgress]], None]],
+        *,
+        part: bool,
+    ) -> list[CellProgress]:
+        """Run the unfinished cells within the limits of the sweep, and return how all ended.
+
+        view: yields the function that shows the progress.
+        """
         seconds = None
-        if order.hours is not None:
-            seconds = 3600 * order.hours - (time.monotonic() - self.began) * part
-        with (
-            watch(order.quiet, cells) as show,
-            stop_on_signal(self.signals),
-            paused_by_ctrl_z() as pause,
-        ):
+        if self.order.hours is not None:
+            seconds = 3600 * self.order.hours - (time.monotonic() - self.began) * part
+        with view as show, stop_on_signal(self.signals), paused_by_ctrl_z() as pause:
             limits = (seconds, self.run_timeout, pause)
             pool = sweeps.Pool(cells, launcher, self.retried, self.signals, show, *limits)
             progress = pool.run()

@@ -12,6 +12,7 @@ from deepstack.cli import options as opt
 from deepstack.cli.commands import command
 from deepstack.cli.output import log, show_work
 from deepstack.cli.signals import stop_on_signal
+from deepstack.cli.study_kinds import naming_other_kinds
 from deepstack.config import load_config, study_name
 from deepstack.records import RunFolder
 
@@ -40,7 +41,8 @@ def train_command(
     is_rank0 = torchrun.is_rank0()
     if extend is not None and RunFolder(config).exists():
         config = RunFolder(config).config_path
-    settings = load_config(config, overrides)
+    with naming_other_kinds(config):
+        settings = load_config(config, overrides)
     if is_rank0 and not quiet:
         opt.note_empty(config)
     study = study_name(settings, config, study)

@@ -21,7 +21,7 @@ STATE = "state.json"
 # log.txt and .lock record what people and processes did; they are not results.  status.json holds
 # the sha256 of checksums.json, which in turn holds one of the rest of status.json.
 DATA = (
-    "config.yaml", "meta.json", "columns.json", "[!.]*.csv", "layers/[!.]*.npy",
+    "config.yaml", "meta.json", "columns.json", "[!.]*.csv", "output.txt", "layers/[!.]*.npy",
     "checkpoint/[0-9]*/[!.]*", "weights/[0-9]*/[!.]*", "plugins/[!.]*",
 )  # fmt: skip
 # A folder with one of these files is a run.

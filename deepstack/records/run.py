@@ -249,6 +249,8 @@ def find_runs(path: str | os.PathLike[str]) -> list[Run]:
     """
     root = Path(path)
     folders = [folder for folder in folders_below(root) if RunFolder(folder).exists()]
+    outer = set(folders)  # a command may have written a run below its own
+    folders = [folder for folder in folders if not outer & {*folder.parents[:2]}]
     if not folders:
         reason = "holds no runs" if root.is_dir() else "is not a folder"
         missing = root

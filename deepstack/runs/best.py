@@ -110,8 +110,8 @@ class Best:
 
     @property
     def is_judged(self) -> bool:
-        """Whether some seed has an outcome: something to compare its loss with."""
-        return any(one.outcome for one in self.by_seed.values())
+        """Whether each seed has an outcome: it diverged, or its loss is compared with chance."""
+        return bool(self.by_seed) and all(one.outcome for one in self.by_seed.values())
 
     @property
     def losses(self) -> dict[int, float] | None:

@@ -37,6 +37,7 @@ def check(place):
     from deepstack.cli.listing import listings
 
     kinds = "chart", "tracker", "compare_table", "sweep_option", "launcher_option", "token_reader"
+    kinds += ("study_kind",)
     for kind in kinds:
         import_extensions(kind)
     run(app, ["--help"])

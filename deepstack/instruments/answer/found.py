@@ -54,6 +54,7 @@ class Found:
     details: further sentences.
     more: the runs that would decide an open question, None if none is open or too many are needed.
     batch: further runs up to the next look, if the study grows and a question is open.
+    better: the setting that the interval of a comparison shows to be better, or ''.
     """
 
     kind: Kind
@@ -63,6 +64,7 @@ class Found:
     details: Sequence[str] = ()
     more: More | None = None
     batch: Sequence[More] = ()
+    better: str = ""
 
 
 def some_names(names: Sequence[str]) -> str:

@@ -57,7 +57,8 @@ def grown(found: Found, cells: Sequence[Best], gap: Gap | None, looks: Looks) ->
     ]
     details += filter(None, [far_seed_sentence(gap) if gap else ""])
     between = [] if edges or unknown else depths_between(cells, looks.lead(rates), looks)
-    decided = not edges and not unknown and not between and (gap is None or gap.is_clear)
+    is_clear = gap.is_clear if gap else len(cells) == 1 or found.decided
+    decided = not edges and not unknown and not between and is_clear
     judged = any(one.outcome for cell in cells for one in cell.by_seed.values())
     return replace(
         found,

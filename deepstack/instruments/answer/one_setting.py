@@ -23,7 +23,7 @@ def about_one(cell: Best, looks: Looks = FIXED) -> Found:
     looks: of a growing study, whose verdict is the count of seeds that learn.
     """
     ends = list(cell.by_seed.values())
-    name = f"{cell.label} with {cell.depth} layers"
+    name = f"{cell.label} with {cell.depth} layers" if cell.depth else cell.label
     if cell.is_chosen:
         name += f", at its best rate ({cell.value_text}),"
     sure = list(filter(None, [share_text(cell.learnt, cell.seeds)]))

@@ -10,6 +10,7 @@ from deepstack.base.text import counted, value_text
 from deepstack.instruments.answer.found import (
     MOST_NAMES,
     Found,
+    Kind,
     depths_text,
     joined,
     share_text,
@@ -92,14 +93,14 @@ def about_several(settings: dict[str, list[Best]], depths: Sequence[int], gap: G
         label: cells for label, cells in settings.items() if all(cell.is_judged for cell in cells)
     }
     margin = gap_clause(gap, len(depths) > 1) if gap else ""
-    is_clear = gap is None or gap.is_clear
+    is_clear = gap.is_clear if gap else bool(judged)
     where = where_clauses(judged, one_depth) if judged else ""
     clauses = [margin, where] if one_depth else [where, margin]
     optimizers, schemes = one_rate_caveats(gap) if gap else ("", "")
     text = "; ".join(
         filter(None, [*clauses, between_clause(gap, depths) if gap else "", optimizers])
     )
-    text = text or "the losses of these settings cannot be compared"
+    text = text or f"the losses of these settings cannot be compared{divergences(every)}"
     sentence = f"{as_sentence(text)}."
     has_interval = gap is not None and math.isfinite(gap.gap.low)
     sure = [gap.looks.sentence if gap and gap.looks.repeated else T_TEST] * has_interval
@@ -115,7 +116,19 @@ def about_several(settings: dict[str, list[Best]], depths: Sequence[int], gap: G
     more = runs_that_decide(gap) if gap and not is_clear else None
     details = [nothing_more(gap)] if gap and not is_clear and more is None else []
     details += filter(None, [shares_sentence([c for c in every if c.depth == depths[-1]])])
-    return Found("settings" if one_depth else "depths", sentence, is_clear, sure, details, more)
+    kind: Kind = "settings" if one_depth else "depths"
+    better = gap.leader.label if gap and gap.is_clear else ""
+    return Found(kind, sentence, is_clear, sure, details, more, better=better)
+
+
+def divergences(cells: Sequence[Best]) -> str:
+    """Return ': candidate diverges in 1 of 3 seeds' for cells whose losses have no mean, or ''."""
+    parts = [
+        f"{cell.label} diverges in {number} of {counted('{} seeds', cell.seeds)}"
+        for cell in cells
+        if (number := sum(one.state == "diverged" for one in cell.by_seed.values()))
+    ]
+    return f": {joined(parts)}" if 0 < len(parts) <= MOST_NAMES else ""
 
 
 def compared_cells(

@@ -1,0 +1,86 @@
+"""Kinds of study files, other than configurations with `sweep:`, that `deepstack sweep` takes.
+
+A subclass of StudyKind stands in a file study_kind.py in a folder of instruments/ or integrations/.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from deepstack.base.errors import ConfigError
+from deepstack.base.extensions import import_extensions
+from deepstack.base.yaml_reader import Node, read
+from deepstack.config.load import printable_path, read_file
+
+if TYPE_CHECKING:
+    from deepstack.cli.added_options import LauncherOption, SweepOption, SweepOrder
+    from deepstack.cli.sweep_training import SweepTraining
+    from deepstack.config import Study
+
+
+class StudyKind:
+    """A study file of another kind, and the settings that follow it on the command line.
+
+    path: of the file.
+    settings: words KEY=A,B.
+    words: the kind in messages: 'a study of commands'.
+    """
+
+    file = "study_kind"
+    words = ""
+
+    def __init__(self, path: Path, settings: Sequence[str]) -> None:
+        self.path, self.settings = path, settings
+
+    @classmethod
+    def of(cls, path: Path, settings: Sequence[str]) -> Self | None:
+        """Return the study in a file if it is of one of the kinds; None for a configuration."""
+        import_extensions(cls.file)
+        tree, _ = read(read_file(path), printable_path(path))
+        kinds = (one for one in cls.__subclasses__() if one.holds(tree))
+        return next((one(path, settings) for one in kinds), None)
+
+    @classmethod
+    def holds(cls, tree: Node) -> bool:
+        """Return whether a file with these values is of this kind."""
+        raise NotImplementedError
+
+    def load(self) -> Study:
+        """Return the grid of the study.  Raises ConfigError with the place of each mistake."""
+        raise NotImplementedError
+
+    def refuse(self, tasks: Sequence[SweepOption], given: Sequence[str]) -> None:
+        """Raise ConfigError for tasks, and for options of the command, that the kind cannot do."""
+        raise NotImplementedError
+
+    def training(
+        self,
+        order: SweepOrder,
+        path: Path,
+        settings: Sequence[str],
+        retried: Collection[str],
+        memory: str | None,
+        run_timeout: float | None,
+        launcher: LauncherOption | None,
+    ) -> SweepTraining:
+        """Return the training of the study's runs; the arguments are those of SweepTraining."""
+        raise NotImplementedError
+
+    def end(self, training: SweepTraining, tasks: Sequence[SweepOption]) -> None:
+        """Print what follows the results; may raise typer.Exit."""
+
+
+@contextmanager
+def naming_other_kinds(path: Path) -> Iterator[None]:
+    """Name `deepstack sweep` if the block cannot read a file that is a study of another kind."""
+    try:
+        yield
+    except ConfigError:
+        if path.is_file() and (kind := StudyKind.of(path, ())) is not None:
+            command = f"deepstack sweep {shlex.quote(str(path))}"
+            raise ConfigError(f"{path}: found {kind.words}; use: {command}") from None
+        raise

@@ -1,0 +1,82 @@
+"""Lets `deepstack sweep` take a study of commands."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from deepstack.base.errors import ConfigError
+from deepstack.base.yaml_reader import Node
+from deepstack.cli.study_kinds import StudyKind
+
+if TYPE_CHECKING:
+    from deepstack.cli.added_options import LauncherOption, SweepOption, SweepOrder
+    from deepstack.cli.sweep_training import SweepTraining
+    from deepstack.config import Study
+
+SIGNS = ("command", "baseline", "candidate")
+TASKS = ("until",)  # tasks of `deepstack sweep` that work with commands
+
+
+class CommandStudy(StudyKind):
+    """A study whose file has `command:`, or `baseline:` and `candidate:`."""
+
+    words = "a study of commands"
+
+    @classmethod
+    def holds(cls, tree: Node) -> bool:
+        return any(key in tree.section for key in SIGNS)
+
+    def load(self) -> Study:
+        from deepstack.instruments.own_trainer.study_file import load_commands
+
+        self.commands = load_commands(self.path, self.settings)
+        return self.commands.study
+
+    def refuse(self, tasks: Sequence[SweepOption], given: Sequence[str]) -> None:
+        others = [f"--{one.name}" for one in tasks if one.name not in TASKS]
+        for flag in (*given, *others):
+            raise ConfigError(
+                f"{flag}: found a study of commands, for which it does nothing; allowed without it"
+            )
+        seeds = self.commands.seedless
+        if tasks and seeds:
+            raise ConfigError(
+                f"--until: found {seeds} without {{seed}}; allowed a command that takes the seed, "
+                "as in --seed {seed}, since further runs have further seeds"
+            )
+
+    def training(
+        self,
+        order: SweepOrder,
+        path: Path,
+        settings: Sequence[str],
+        retried: Collection[str],
+        memory: str | None,
+        run_timeout: float | None,
+        launcher: LauncherOption | None,
+    ) -> SweepTraining:
+        from deepstack.instruments.own_trainer.training import CommandTraining
+        from deepstack.sweeps import RUN_AGAIN
+
+        retried = retried or RUN_AGAIN
+        return CommandTraining(
+            order, path, settings, retried, memory, run_timeout, launcher, file=self.commands
+        )
+
+    def end(self, training: SweepTraining, tasks: Sequence[SweepOption]) -> None:
+        from deepstack.instruments.own_trainer.training import CommandTraining
+
+        assert isinstance(training, CommandTraining)
+        if not (tasks and self.commands.is_comparison and training.ended):
+            return
+        from deepstack.cli.output import log
+        from deepstack.instruments.own_trainer.verdict import decide
+
+        verdict = decide(training)
+        log(verdict.sentence)
+        if verdict.exit_code:
+            raise typer.Exit(verdict.exit_code)
