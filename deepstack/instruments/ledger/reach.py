@@ -57,7 +57,7 @@ class Extent:
         if self.tokens == (0, 0):
             tokens = "at the start"
         known = ", ".join(filter(None, (family, width, depth, tokens, self.data)))
-        return known or "no sizes stated"
+        return known or "no sizes"
 
 
 def span(ends: Span) -> str:

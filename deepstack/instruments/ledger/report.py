@@ -16,6 +16,7 @@ import numpy as np
 
 from deepstack.instruments.ledger.claim import Claim, Curves, Finding, Part, Rule, Source
 from deepstack.instruments.ledger.measured import Measured
+from deepstack.instruments.ledger.reach import Extent
 from deepstack.records.files import replace
 from deepstack.records.opened import followed
 
@@ -168,11 +169,14 @@ def reach_sentence(one: Measured) -> str:
         return "an identity, which holds for every number: it tests the program alone."
     if one.entry.source_range is None:
         return "exact: an equation, a bound or a start, stated of every size."
-    known = str(one.measured_range or "no stack")
-    inside = (
-        f"Not shown to lie inside: {', '.join(one.outside)}." if one.outside else "It lies inside."
-    )
-    return f"the source speaks of {one.entry.source_range}; measured: {known}.  {inside}"
+    sizes = str(one.entry.source_range)
+    verb = "states" if sizes == str(Extent()) else "speaks of"
+    source = f"the source {verb} {sizes}"
+    if one.measured_range is None:
+        return f"{source}; no stack is measured."
+    beyond = f"Not shown to lie inside: {', '.join(one.outside)}."
+    inside = beyond if one.outside else "It lies inside."
+    return f"{source}; measured: {one.measured_range}.  {inside}"
 
 
 def listed(draws: Sequence[float]) -> str:

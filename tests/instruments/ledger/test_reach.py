@@ -81,7 +81,7 @@ def test_an_unknown_measurement_lies_outside() -> None:
 def test_a_range_is_put_into_words() -> None:
     one = Extent(("encoder_decoder",), (64, 64), (6, 100), (0.0184, 1640.0), "IWSLT-14")
     words = "encoder-decoder, width 64, 6 to 100 layers, 0.018 to 1640 tokens a parameter, IWSLT-14"
-    assert str(one) == words and str(Extent()) == "no sizes stated"
+    assert str(one) == words and str(Extent()) == "no sizes"
     assert str(Extent(tokens=(0, 0))) == "at the start"
 
 

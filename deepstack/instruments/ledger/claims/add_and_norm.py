@@ -292,7 +292,7 @@ def width_not_depth(seed: int) -> Finding:
 
     Pre-LN and Post-LN stacks at the start; exponents in l over its upper three quarters.
     """
-    depth, repetitions = 64, seeds(seed, 20)
+    depth, repetitions = 64, seeds(seed, 48)
     pre, post = (
         gather(layer_by_layer(s, scheme=scheme, depth=depth) for s in repetitions)
         for scheme in ("pre_ln", "post_ln")
@@ -326,7 +326,7 @@ def width_not_depth(seed: int) -> Finding:
         lines.append(Line.mean(label, layers[first:], values[:, first:], measured=False))
     return Finding(
         parts,
-        f"Depth {depth}, d = 64, {len(repetitions)} seeds, before training.",
+        f"Depth {depth}, d = 64, {len(repetitions)} seeds (20 asked for 38), before training.",
         Curves("layer l", "share of the stream, radians", lines, log_x=True, log_y=True),
     )
 
