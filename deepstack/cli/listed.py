@@ -223,7 +223,6 @@ def words_of_options(options: Rows) -> str:
 
 LISTED = {
     "configs": Listing(configs, config_rows),
-    "recipes": Listing(lambda complete: recipe_paths(), recipe_rows, frozenset({"description"})),
     "settings": Listing(settings, setting_rows),
     "schemes": Listing(
         registered("schemes", "", schemes),
@@ -241,4 +240,5 @@ LISTED = {
     "schedules": definitions("train.schedule"),
     "diagnostics": Listing(diagnostics, diagnostic_rows, frozenset({"beat"})),
     "charts": Listing(registered("plots", "chart", charts), described),
+    "recipes": Listing(lambda complete: recipe_paths(), recipe_rows, frozenset({"description"})),
 }
