@@ -12,14 +12,20 @@ from deepstack.cli.declarations import (
     Declaration,
     attributes,
     constants,
+    declarations,
     declared_names,
     declared_options,
 )
 from deepstack.cli.listing import Entries, Listing, Rows, described, first_line, registered
-from deepstack.config import Config, Family, values, with_overrides
+from deepstack.config import Config, Family, load_config, values, with_overrides
 from deepstack.config.instruments import SNAPSHOTS, specs
 from deepstack.config.keys import schema_at, setting_keys
-from deepstack.config.load import description, example_paths
+from deepstack.config.load import (
+    description,
+    example_paths,
+    facts_of_recipe,
+    recipe_paths,
+)
 from deepstack.records import MODEL_UPDATE_COLUMNS
 from deepstack.runs.spikes import SPIKES_COLUMNS
 
@@ -29,6 +35,29 @@ def config_rows(name: str, path: Path, depth: int) -> Rows:
     is_sweep = "\nsweep:" in path.read_text(encoding="utf-8")
     command = "sweep" if is_sweep else "train"
     return [{"name": name, "command": command, "description": description(path)}]
+
+
+def configs(complete: bool) -> Entries:
+    """Return the path of every example configuration that is not a recipe."""
+    recipes = recipe_paths()
+    return {name: path for name, path in example_paths().items() if name not in recipes}
+
+
+def recipe_rows(name: str, path: Path, depth: int) -> Rows:
+    """Return the norm, its place, positions and rate of a recipe, its source, and what it lacks."""
+    config, facts = load_config(path), facts_of_recipe(path)
+    model = config.model
+    norm = {"layer": "LayerNorm", "rms": "RMSNorm"}.get(model.norm.kind, model.norm.kind)
+    scheme = first_line(declarations("schemes", "")[model.scheme]).split(".  ")[0].rstrip(".")
+    row = {
+        "name": name,
+        "norm": norm + (", also of q and k" if model.qk_norm else ""),
+        "where": scheme,
+        "positions": model.positions,
+        "lr": config.train.lr,
+    }
+    words = {key: facts.get(key, "") for key in ("rate", "published", "lacks", "source")}
+    return [row | words | {"description": description(path)}]
 
 
 def setting_rows(key: str, default: Any, depth: int) -> Rows:
@@ -195,7 +224,7 @@ def words_of_options(options: Rows) -> str:
 
 
 LISTED = {
-    "configs": Listing(lambda complete: example_paths(), config_rows),
+    "configs": Listing(configs, config_rows),
     "settings": Listing(settings, setting_rows),
     "schemes": Listing(
         registered("schemes", "", schemes),
@@ -213,4 +242,5 @@ LISTED = {
     "schedules": definitions("train.schedule"),
     "diagnostics": Listing(diagnostics, diagnostic_rows, frozenset({"beat"})),
     "charts": Listing(registered("plots", "chart", charts), described),
+    "recipes": Listing(lambda complete: recipe_paths(), recipe_rows, frozenset({"description"})),
 }

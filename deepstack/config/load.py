@@ -285,8 +285,14 @@ def printable_path(path: str | os.PathLike[str]) -> str:
 
 
 def example_paths() -> dict[str, Path]:
-    """Return the path of every example configuration by name."""
+    """Return the path of every example configuration and recipe by name."""
     paths = [path for folder in _FOLDERS for path in folder.glob("*.yaml")]
+    return {path.stem: path for path in sorted(paths)} | recipe_paths()
+
+
+def recipe_paths() -> dict[str, Path]:
+    """Return the path of every recipe of a published language model by name."""
+    paths = [path for folder in _FOLDERS for path in folder.glob("recipes/*.yaml")]
     return {path.stem: path for path in sorted(paths)}
 
 
@@ -304,6 +310,21 @@ def example(name: str) -> Path:
 def example_or_file(path: Path) -> Path:
     """Return the example that a bare name means if there is no such file, else the path."""
     return path if path.exists() else example_paths().get(str(path), path)
+
+
+def facts_of_recipe(path: Path) -> dict[str, str]:
+    """Return what the opening comment of a recipe states: source, published, rate and lacks.
+
+    Each begins a line, as in `# Source: URL`, and goes on in lines that are indented further.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()
+    facts: dict[str, str] = {}
+    for line in takewhile(lambda line: line.startswith("#"), lines):
+        if start := re.match(r"# (Source|Published|Rate|Lacks): ", line):
+            facts[start[1].lower()] = line[start.end() :]
+        elif line.startswith("#   ") and facts:
+            facts[list(facts)[-1]] += " " + line.removeprefix("#   ")
+    return facts
 
 
 def description(path: Path) -> str:

@@ -17,6 +17,7 @@ from deepstack.base.errors import PluginError
 from deepstack.base.registry import Registry
 from deepstack.instruments.ledger.draws import THOROUGH, factor
 from deepstack.instruments.ledger.order import order
+from deepstack.instruments.ledger.reach import Extent, Verdict
 
 # Widest relative interval that confirms an equality for which the claim gives no tolerance.
 RESOLUTION = 0.1
@@ -24,7 +25,6 @@ RESOLUTION = 0.1
 Draws = Sequence[float] | Tensor | float
 Relation = Literal["=", "<=", ">="]
 Decision = Literal["agrees", "disagrees", "undecided"]
-Verdict = Literal["agrees", "agrees in part", "disagrees", "undecided", "not measured"]
 Tier = Literal["seconds", "cpu", "gpu"]
 
 # The tiers by their cost: one CPU thread for seconds, a CPU for minutes, a GPU.
@@ -32,11 +32,21 @@ TIERS: tuple[Tier, ...] = ("seconds", "cpu", "gpu")
 
 
 class Source(NamedTuple):
-    """A document that states claims: its title, its address, and the papers that it discusses."""
+    """A document that states claims.
+
+    title, address, authors: its own.
+    papers: those that it discusses.
+    """
 
     title: str
     address: str
     papers: str = ""
+    authors: str = ""
+
+    @property
+    def name(self) -> str:
+        """Authors and title."""
+        return f"{self.authors}: {self.title}" if self.authors else self.title
 
 
 class Null(NamedTuple):
@@ -169,7 +179,7 @@ at_least = partial(Part.mean, relation=">=")
 
 @dataclass(frozen=True)
 class Rule:
-    """A number that an entry states, and how its measurement is judged; fixed before a run.
+    """A number that an entry states, and how its measurement is judged.
 
     what, predicted, relation, tolerance, stated, null: of the part, see `Part`.
     """
@@ -285,9 +295,13 @@ class Claim:
     published: the published numbers, if the formula does not hold them.
     read: how the numbers were read, and their error.
     study: the file of the sweep in studies/ whose runs it measures; "" for none.
-    rules: the rule of every number, fixed before the first run.  An entry without them makes its
-        parts in the experiment.
+    rules: the rule of every number, best fixed before the first run.  An entry without them makes
+        its parts in the experiment.
     opposes: ids of the entries that state the contrary.
+    source_range: the range of stacks of which the source speaks; None for an exact statement.
+    trials: settings of the stacks that an entry without a study trains, each with its steps.
+    measured_range: the range of the measurement, if neither study nor trials give it.
+    identity: whether the statement holds for every number, so that it cannot fail.
     needs: the thing that a measurement lacks; such an entry is not measured.
     """
 
@@ -302,6 +316,10 @@ class Claim:
     study: str = ""
     rules: tuple[Rule, ...] = ()
     opposes: tuple[str, ...] = ()
+    source_range: Extent | None = None
+    trials: tuple[Mapping[str, Any], ...] = ()
+    measured_range: Extent | None = None
+    identity: bool = False
     needs: str = ""
 
     def measure(self, seed: int = 0, thorough: bool = False) -> Finding:

@@ -32,6 +32,12 @@ FLAT = 0.2  # tolerance of a growth of 1 that is claimed to be of the same order
 CPU = torch.device("cpu")
 
 
+def trial_config(seed: int, **changes: Any) -> Config:
+    """Return the configuration of a trial."""
+    settings = {KEYS[name]: value for name, value in {**SMALL, **changes}.items()}
+    return with_overrides(Config(), settings | {"seed": seed})
+
+
 class Trial:
     """An initialised stack, the batches of its task, and a fixed probe batch.
 
@@ -40,8 +46,7 @@ class Trial:
     """
 
     def __init__(self, seed: int, **changes: Any) -> None:
-        settings = {KEYS[name]: value for name, value in {**SMALL, **changes}.items()}
-        self.config = with_overrides(Config(), settings | {"seed": seed})
+        self.config = trial_config(seed, **changes)
         self.task = task_of(self.config)
         self.built = build_model(self.config, vocab_size=self.task.vocab_size)
         self.model = self.built.model

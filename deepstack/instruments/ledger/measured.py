@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from deepstack.instruments.ledger.claim import (
     Part,
     Tier,
     UnmeasuredError,
-    Verdict,
 )  # fmt: skip
+from deepstack.instruments.ledger.reach import Extent, Verdict, extent_of, outside, reached
 from deepstack.records import ENDED, Run
 from deepstack.records.files import LARGEST_TEXT, make_folder, parse_object, read
 from deepstack.records.files import replace as write
@@ -52,8 +53,31 @@ class Measured:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict of the rule, or 'not measured'."""
-        return self.finding.verdict if self.finding else "not measured"
+        """The verdict of the rules as far as it reaches (see `reached`), or 'not measured'."""
+        decided = self.finding.verdict if self.finding else "not measured"
+        entry = self.entry
+        return reached(decided, entry.source_range, self.measured_range, entry.identity)
+
+    @cached_property
+    def measured_range(self) -> Extent | None:
+        """The range of the stacks on which the entry is measured; None if it trains none."""
+        entry = self.entry
+        if entry.study:
+            study = conf.load_study(STUDIES / entry.study)
+            cells = [one.settings | {SEED: 0} for one in study.combinations()]
+            distinct = {str(cell): cell for cell in cells}.values()
+            return extent_of(conf.with_overrides(study.base, cell) for cell in distinct)
+        if entry.trials:
+            from deepstack.instruments.ledger.claim_stack import trial_config
+
+            return extent_of(trial_config(0, **settings) for settings in entry.trials)
+        return entry.measured_range
+
+    @property
+    def outside(self) -> tuple[str, ...]:
+        """The properties in which the measurement is not shown to lie in the source's range."""
+        source = self.entry.source_range
+        return outside(self.measured_range or Extent(), source) if source else ()
 
     @property
     def seeds(self) -> int:

@@ -4,8 +4,8 @@ import re
 
 
 def order(name: str) -> tuple[bool, list[int | str]]:
-    """Return the sort key of an id: C1, C2, …, C49, C49B, then papers by letters and number."""
+    """Return the sort key of an id: papers by letters and number, then C1, C2, …, C49, C49B, …"""
     parts: list[int | str] = []
     for word in re.findall(r"\d+|\D+", name):
         parts.append(int(word) if word.isdigit() else word)
-    return not re.match(r"C\d", name), parts
+    return bool(re.match(r"C\d", name)), parts

@@ -16,6 +16,7 @@ import numpy as np
 
 from deepstack.instruments.ledger.claim import Claim, Curves, Finding, Part, Rule, Source
 from deepstack.instruments.ledger.measured import Measured
+from deepstack.instruments.ledger.reach import Extent
 from deepstack.records.files import replace
 from deepstack.records.opened import followed
 
@@ -86,13 +87,15 @@ def rows(results: Sequence[Measured]) -> list[dict[str, str]]:
 def as_json(one: Measured) -> dict[str, Any]:
     """Return an entry and its result as lists and dicts that JSON can hold."""
     entry, finding = one.entry, one.finding or Finding((), "")
-    shown = ("tier", "place", "published", "read", "study", "opposes")
+    shown = ("tier", "place", "published", "read", "study", "opposes", "identity")
+    ranges = {"source_range": entry.source_range, "measured_range": one.measured_range}
     judged = ("agrees", "decision", "draws_needed", "interval")
     return (
         {"id": entry.id, "formula": entry.formula, "source": entry.source._asdict()}
         | {name: getattr(entry, name) for name in shown}
         | {"rules": [asdict(rule) | {"null": rule.null._asdict()} for rule in entry.rules]}
-        | {"verdict": one.verdict, "reason": one.reason}
+        | {name: asdict(range_) if range_ else None for name, range_ in ranges.items()}
+        | {"verdict": one.verdict, "outside": list(one.outside), "reason": one.reason}
         | {"seeds": one.seeds, "seconds": round(one.seconds, 2)}
         | asdict(finding)
         | {
@@ -114,7 +117,8 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for text in (predicted, null_result, measured, interval, decision_text, cited, escaped, listed):
+    texts = (predicted, null_result, measured, interval, decision_text, cited, escaped, listed)
+    for text in (*texts, reach, reach_sentence):
         environment.filters[text.__name__] = text
     return environment
 
@@ -141,10 +145,38 @@ def page(results: Sequence[Measured], command: str, charts: str | None) -> str:
             counted=counted.capitalize(),
             pairs=pairs,
             contradicted=[one for one in results if one.verdict == "disagrees"],
+            unseen=[one for one in results if one.verdict == "not seen at this size"],
             undecided=[(entry, part) for entry, part in parts if part.decision == "undecided"],
         )
     )
     return page.removesuffix("\n")
+
+
+def reach(one: Measured) -> str:
+    """Return in a word how far the verdict of an entry reaches."""
+    if one.entry.identity:
+        return "identity"
+    if one.entry.source_range is None:
+        return "exact"
+    if one.measured_range is None:
+        return "no stack"
+    return f"outside in {', '.join(one.outside)}" if one.outside else "inside"
+
+
+def reach_sentence(one: Measured) -> str:
+    """Return the ranges of the source and of the measurement, and where they differ."""
+    if one.entry.identity:
+        return "an identity, which holds for every number: it tests the program alone."
+    if one.entry.source_range is None:
+        return "exact: an equation, a bound or a start, stated of every size."
+    sizes = str(one.entry.source_range)
+    verb = "states" if sizes == str(Extent()) else "speaks of"
+    source = f"the source {verb} {sizes}"
+    if one.measured_range is None:
+        return f"{source}; no stack is measured."
+    beyond = f"Not shown to lie inside: {', '.join(one.outside)}."
+    inside = beyond if one.outside else "It lies inside."
+    return f"{source}; measured: {one.measured_range}.  {inside}"
 
 
 def listed(draws: Sequence[float]) -> str:
@@ -153,11 +185,11 @@ def listed(draws: Sequence[float]) -> str:
 
 
 def cited(source: Source) -> str:
-    """Return title, address and papers of a document, with links."""
+    """Return authors, title, address and papers of a document, with links."""
     link = r"[arXiv:\1](https://arxiv.org/abs/\1)"
     papers = re.sub(r"arXiv:(\S+?)(?=[,.;]?(?:\s|$))", link, source.papers)
     address = f", {source.address}" if source.address else ""
-    return f"{source.title}{address}" + (f" (on {papers})." if papers else ".")
+    return f"{source.name}{address}" + (f" (on {papers})." if papers else ".")
 
 
 def escaped(value: str | int) -> str:
@@ -195,7 +227,8 @@ def draw(claim: Claim, finding: Finding, folder: Path) -> None:
         elif min(ys) >= 0:
             axes.set_ylim(bottom=0)
         axes.set(xlabel=lowered(curves.x), ylabel=lowered(curves.y))
-        figure = page.finish(f"{claim.id}: {finding.verdict}", claim.formula, (), handles)
+        verdict = Measured(claim, finding).verdict
+        figure = page.finish(f"{claim.id}: {verdict}", claim.formula, (), handles)
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=150, metadata={"Software": None})
     replace(followed(folder) / f"{claim.id}.png", picture.getvalue())

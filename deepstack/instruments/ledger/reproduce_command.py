@@ -50,8 +50,10 @@ def reproduce_command(
 ) -> None:
     """Measure published statements about depth again: number, interval, verdict.
 
-    Each entry of the ledger has a source, a rule that was fixed before its first run, and a null
-    result that the rule rejects. The command trains the runs that an entry lacks, in ordinary run
+    Each entry of the ledger has a source, a rule, and a null result that the rule rejects; an entry
+    whose rule was changed after a run says so. A verdict reaches as far as its measurement: "not
+    seen at this size" stands for "disagrees" where these stacks lie outside of the source's range.
+    The command trains the runs that an entry lacks, in ordinary run
     folders below --out, and keeps the result as ledger/<ID>.json there. A repeated call continues.
     A statement that does not agree is a result too: the exit code is 0 for every verdict.
     """

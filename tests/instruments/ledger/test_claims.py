@@ -40,6 +40,7 @@ from deepstack.instruments.ledger.claims import (
 )
 from deepstack.instruments.ledger.claims.gradients import signal_share
 from deepstack.instruments.ledger.claims.norms import fold
+from deepstack.instruments.ledger.measured import Measured
 from deepstack.instruments.ledger.sources import LAYER_CAKE
 from deepstack.instruments.ledger.statistics import agreement, crossing
 from deepstack.plots.texts import typeset_index
@@ -93,7 +94,7 @@ def test_a_claim_is_measured_and_judged(name: str) -> None:
     assert torch.equal(torch.get_rng_state(), before[0]), "it drew from the global generator"
     assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]
     verdict, rows = PUBLISHED[name]
-    assert result.verdict == verdict
+    assert Measured(CLAIMS[name], result).verdict == verdict
     assert 20 < len(result.note) < 500
     for part, (what, claimed, null, shown, decision) in zip(result.parts, rows, strict=True):
         assert reporting.escaped(part.what) == what
@@ -269,6 +270,7 @@ def test_the_command_makes_a_page_with_charts(tmp_path: Path) -> None:
     for line in page:
         if line.startswith("|"):
             assert line.replace("\\|", "").count("|") in (4, 5, 6), line
+    assert any("| exact | seconds | agrees in part |" in line for line in page)
 
 
 def test_the_page_in_docs_is_of_these_claims() -> None:
@@ -276,8 +278,10 @@ def test_the_page_in_docs_is_of_these_claims() -> None:
     assert list(PUBLISHED) == [c.id for c in all_claims()]
     for c in all_claims():
         verdict, formula = PUBLISHED[c.id][0], reporting.escaped(f"`{c.formula}`")
-        row = f"| [{c.id}](#{c.id.lower()}) | {formula} | {c.tier} | {verdict} |"
+        reach = reporting.reach(Measured(c))
+        row = f"| [{c.id}](#{c.id.lower()}) | {formula} | {reach} | {c.tier} | {verdict} |"
         assert row in PAGE, c.id
+        assert f"\nReach: {reporting.reach_sentence(Measured(c))}\n" in SECTIONS[c.id], c.id
         assert f"`{c.formula}`: **{verdict}**." in PAGE, c.id
     drawn = {path.stem for path in (ROOT / "docs" / "claims").iterdir()}
     assert drawn == {c.id for c in all_claims() if f"(claims/{c.id}.png)" in PAGE}
@@ -340,7 +344,7 @@ def test_a_plugin_can_add_a_claim(tmp_path: Path) -> None:
     )
     (found,) = json.loads(typed("reproduce", "mine", "--plugin", file, "--json").stdout)
     assert (found["formula"], found["verdict"]) == ("1 = 1", "agrees")
-    assert found["source"] == {"title": "My notes", "address": "", "papers": ""}
+    assert found["source"] == {"title": "My notes", "address": "", "papers": "", "authors": ""}
 
 
 def test_claims_are_listed() -> None:

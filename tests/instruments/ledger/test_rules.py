@@ -31,6 +31,8 @@ PLANTED = [
     ("DN-5", "DeepNorm: ‖ΔF‖ at 100 + 100 layers", 0.078),
     ("ED-1", "‖G‖/‖x‖, second half of the layers over the first", 1.3),
     ("ED-2", "exponent of the effective ratio in N, 6 to 96 layers", -0.7),
+    ("HT-1", "Pre-LN: exponent of the best rate in N, 4 to 64 layers", -0.5),
+    ("C50", "‖∂F/∂θ_N‖ over √(v² + w²)/α, 48 over 12 layers", 2.0),
     ("ED-3", "mean cosine of x_l − x_{l−1} and x_{l+1} − x_l after training", 0.3),
     ("LNS-V", "Pre-LN: R² of the exponential less R² of the power", -0.3),
     ("MH-1", "mHC: composite gain after training", 30.0),

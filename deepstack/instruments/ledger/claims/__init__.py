@@ -15,6 +15,7 @@ from deepstack.instruments.ledger.claim import (
     claim,
 )
 from deepstack.instruments.ledger.draws import repeats
+from deepstack.instruments.ledger.reach import Extent
 
 import_all(__name__, __path__)  # each module registers its claims
 
@@ -22,6 +23,7 @@ __all__ = [
     "CLAIMS",
     "Claim",
     "Curves",
+    "Extent",
     "Finding",
     "Line",
     "Null",

@@ -65,7 +65,7 @@ LAYERS_NOTE = "{} draws of 100 000 numbers, and of layers of width 256 with 64 t
 LAYERS_NOTE += "allowed over 12 layers of finite width."
 
 
-@claim("C20", READING_NOTES)
+@claim("C20", READING_NOTES, identity=True)
 def scaled_sigmoid(seed: int) -> Finding:
     """E[sigmoid(x)²] = 0.2933790, x ~ N(0, 1): sigmoid/√0.2933790 preserves second moments.
 

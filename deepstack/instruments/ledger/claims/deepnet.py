@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from deepstack.instruments.ledger.claim import Drawn, Null, Rule, claim
+from deepstack.instruments.ledger.reach import Extent
 from deepstack.instruments.ledger.run_values import along, by_seed, layers, share_learnt
-from deepstack.instruments.ledger.sources import DEEPNET, T_FIXUP
+from deepstack.instruments.ledger.sources import DEEPNET, T_FIXUP, TRANSLATION
 from deepstack.instruments.ledger.statistics import exponents
 from deepstack.records import Run
 from deepstack.runs import Runs
@@ -19,6 +20,7 @@ EXPLODES = Null(1.14, "as Post-LN's")
 
 @claim(
     "DN-5", DEEPNET, tier="cpu", place="Figure 5", study="dn5.yaml",
+    source_range=Extent(TRANSLATION, (64, 64), (6, 100), data="IWSLT-14 De-En, first steps"),
     published="‖ΔF‖ over A + A layers: DeepNet 0.004 (35), 0.0055 (60), 0.0078 (100), slope about "
     "0.5; Post-LN 0.018 (6), 0.071 (35), 0.21 (60), 0.31 (100), slope 1.14",
     read=READ_OFF + ", slopes ± 30 % (DeepNet) and ± 10 %; the step is not stated: 5 meets the "
@@ -63,6 +65,7 @@ def model_update_over_depth(runs: Runs) -> Drawn:
 
 @claim(
     "DN-2", DEEPNET, tier="cpu", place="Figures 2 to 4", study="dn2.yaml",
+    source_range=Extent(TRANSLATION, (512, 512), (18, 18), data="IWSLT-14 De-En, 30 steps"),
     published="Post-LN, 18 + 18 layers, without a warm-up: ‖ΔF‖ over that of unrelated states 0.92 "
     "at step 2, then 0.88; the last norm's input from 23.8 to 30.2; constant with a warm-up",
     read=READ_OFF,
@@ -121,6 +124,7 @@ IT_TRAINS, NOTHING = Null(0.5, "it trains"), Null(0.0, "it learns nothing")
 
 @claim(
     "DN-1", DEEPNET, tier="cpu", place="Table 1", study="who_trains.yaml", opposes=("TF-1", "RZ-3"),
+    source_range=Extent(TRANSLATION, (512, 512), (6, 100), data="WMT-17 En-De, 100k steps"),
     published="N + N layers that diverge: Post-LN, DS-Init, ReZero at 18, Admin and DLCL at 50, "
     "R-Fixup, T-Fixup, NormFormer at 100; Pre-LN and DeepNorm train at 100",
     rules=(
@@ -157,6 +161,7 @@ def who_fails(runs: Runs) -> Drawn:
 
 @claim(
     "TF-1", T_FIXUP, tier="cpu", place="abstract", study="who_trains.yaml", opposes=("DN-1",),
+    source_range=Extent(TRANSLATION, None, (6, 200), data="translation"),
     published="T-Fixup trains 200 + 200 layers without a warm-up or norms",
     read="from the abstract",
     rules=(
@@ -179,6 +184,7 @@ def t_fixup_trains(runs: Runs) -> Drawn:
 
 @claim(
     "RZ-3", DEEPNET, tier="cpu", place="Figure 6", study="who_trains.yaml", opposes=("DN-1",),
+    source_range=Extent(TRANSLATION, (512, 512), (10, 100), data="IWSLT-14 De-En, 8k steps"),
     published="IWSLT-14, ReZero in fp32: BLEU 25.9 at 10 + 10 layers, 27.8 at 100 + 100",
     read=READ_OFF,
     rules=(

@@ -22,9 +22,15 @@ from deepstack.instruments.ledger.claim import (
     beside,
     claim,
 )  # fmt: skip
-from deepstack.instruments.ledger.claim_stack import Trial, flat_part, small_stack
+from deepstack.instruments.ledger.claim_stack import POST_LN, Trial, flat_part, small_stack
 from deepstack.instruments.ledger.draws import F64, normals, random, repeats, seeds
-from deepstack.instruments.ledger.sources import DEPTH_SCALED, LAYER_CAKE, READING_NOTES
+from deepstack.instruments.ledger.sources import (
+    DEEP_TRANSLATION,
+    DEPTH_SCALED,
+    LAYER_CAKE,
+    NO_SIZES,
+    READING_NOTES,
+)  # fmt: skip
 from deepstack.instruments.ledger.statistics import agreement, exponents, gather, sweep
 from deepstack.model.banks import layer_norms
 
@@ -52,7 +58,10 @@ def explosion(encoder: Snapshot) -> float:
     return (ratio.log() / (beta_ln(encoder) * beta_rc(encoder)).log().sum()).item()
 
 
-@claim("C29", DEPTH_SCALED)
+@claim(
+    "C29", DEPTH_SCALED, source_range=DEEP_TRANSLATION,
+    trials=(POST_LN | {"depth": 6, "family": "encoder_decoder", "steps": 10, "task": "reverse"},),
+)  # fmt: skip
 def error_signals(seed: int) -> Finding:
     """β_LN = ‖δ_r‖/‖δ_o‖ < 1 (0.82 to 0.86), β_RC = ‖δ_z‖/‖δ_r‖ > 1 (1.10 to 1.22);
     β = β_LN β_RC < 1 for feed-forward, > 1 for self- and cross-attention;
@@ -126,7 +135,10 @@ def jacobian_agreement(rng: torch.Generator, d: int = 64) -> dict[str, float]:
     return {"document": agreement(true, formula(-1)), "right": agreement(true, formula(1))}
 
 
-@claim("C35", READING_NOTES)
+@claim(
+    "C35", READING_NOTES, source_range=NO_SIZES,
+    trials=(POST_LN | {"depth": 12, "steps": 10},),
+)  # fmt: skip
 def no_warmup(seed: int) -> Finding:
     """Post-LN without warm-up: gradients of lower layers vanish, upper layers learn faster, Adam's
     updates of lower layers are as large as of upper ones and mostly noise; the last LN's gain grows

@@ -19,11 +19,16 @@ from deepstack.instruments.ledger.claim import (
     beside,
     claim,
 )  # fmt: skip
-from deepstack.instruments.ledger.claim_stack import Trial, small_stack
+from deepstack.instruments.ledger.claim_stack import POST_LN, Trial, small_stack
 from deepstack.instruments.ledger.claims.initialisation import singular_vectors
 from deepstack.instruments.ledger.draws import ROUNDING, normals, random, repeats, seeds
 from deepstack.instruments.ledger.fold import fold_norm, readers_of_norms
-from deepstack.instruments.ledger.sources import LAYER_CAKE, NORM_THEN_LINEAR, READING_NOTES
+from deepstack.instruments.ledger.sources import (
+    LAYER_CAKE,
+    NO_SIZES,
+    NORM_THEN_LINEAR,
+    READING_NOTES,
+)  # fmt: skip
 from deepstack.instruments.ledger.statistics import agreement, gather, means, slopes, time_ratios
 from deepstack.model import Transformer
 from deepstack.model.plain import fill, values_of
@@ -265,7 +270,10 @@ def sensitivity(stack: Trial, rng: torch.Generator) -> float:
     return ((encoder(x + change) - encoder(x)).norm() / change.norm()).item()
 
 
-@claim("C26", READING_NOTES)
+@claim(
+    "C26", READING_NOTES, source_range=NO_SIZES,
+    trials=(POST_LN | {"depth": 2, "steps": 15},),
+)  # fmt: skip
 def weight_decay(seed: int) -> Finding:
     """loss + λ‖W‖_F² lowers the Lipschitz bound Π‖W‖₂ of the trained matrices.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deepstack.config import with_overrides
 from deepstack.instruments.ledger.claim import Drawn, Null, Rule, claim
-from deepstack.instruments.ledger.claim_stack import Trial, small_stack
+from deepstack.instruments.ledger.claim_stack import POST_LN, Trial, small_stack
 from deepstack.instruments.ledger.claims.add_and_norm import layer_by_layer
 from deepstack.instruments.ledger.claims.attention import (
     KINDS,
@@ -18,10 +18,15 @@ from deepstack.instruments.ledger.claims.attention import (
     decoding_flops,
     unigram_losses,
 )  # fmt: skip
-from deepstack.instruments.ledger.claims.statements import ranks
 from deepstack.instruments.ledger.claims.training import ADAM, STACKS, losses
 from deepstack.instruments.ledger.draws import F64, normals, random, repeats, seeds
-from deepstack.instruments.ledger.sources import ADD_AND_NORM, DEPTH_SCALED, READING_NOTES
+from deepstack.instruments.ledger.sources import (
+    ADD_AND_NORM,
+    DEEP_TRANSLATION,
+    DEPTH_SCALED,
+    NO_SIZES,
+    READING_NOTES,
+)  # fmt: skip
 from deepstack.instruments.ledger.statistics import exponents, gather, per_seed
 from deepstack.model.banks import layer_norms, restored
 from deepstack.tasks import task_of
@@ -48,7 +53,8 @@ def drift(seed: int, label: str, steps: int = 40) -> dict[str, Tensor | float]:
 
 
 @claim(
-    "C53", ADD_AND_NORM, place="section 2.1",
+    "C53", ADD_AND_NORM, place="section 2.1", source_range=NO_SIZES,
+    trials=(POST_LN | {"depth": 6, "steps": 40},),
     rules=(
         Rule("no norms: shift of the upper half less that of the lower", 0.0, ">=", null=SAME),
         Rule("Post-LN: shift less that without norms", 0.0, "<=", null=SAME),
@@ -92,7 +98,8 @@ def movement(stack: Trial, steps: int) -> list[Tensor]:
 
 
 @claim(
-    "C57", READING_NOTES,
+    "C57", READING_NOTES, source_range=NO_SIZES,
+    trials=(POST_LN | {"depth": 12, "steps": 60, "task": "markov"},),
     rules=(
         Rule("movement of the upper quarter over that of the lower, 10 steps", 1.0, ">=",
              null=AS_LARGE),
@@ -122,7 +129,8 @@ def upper_layers_first(seed: int) -> Drawn:
 
 
 @claim(
-    "C58", READING_NOTES,
+    "C58", READING_NOTES, source_range=NO_SIZES,
+    trials=(POST_LN | {"depth": 12, "steps": 80, "task": "markov"},),
     rules=(
         Rule("Post-LN: movement of the lower quarter over that of the upper in fine-tuning", 1.0,
              "<=", null=AS_LARGE),
@@ -152,27 +160,9 @@ def spared_layers(seed: int) -> Drawn:
     }
 
 
-CONTROLLED = (
-    ("post_ln", 6), ("post_ln", 24), ("pre_ln", 6), ("pre_ln", 24), ("deepnorm", 6),
-    ("deepnorm", 24), ("ln_scaling", 24), ("layer_scale", 24), ("keel", 6), ("keel", 24),
-)  # fmt: skip
-
-
-def dependence(seed: int, scheme: str, depth: int) -> tuple[float, float]:
-    """Return ‖∂F/∂x_0‖ and the change of F by another input, both relative."""
-    trial = Trial(seed, scheme=scheme, depth=depth)
-    others = trial.probe.roll(1, dims=0)
-    x = trial.model.embed(trial.probe).detach().requires_grad_()
-    F_x = trial.model.last(x)
-    R = torch.randn(F_x.shape, generator=torch.Generator().manual_seed(seed))
-    gradient = torch.autograd.grad((F_x * R).sum(), x)[0].norm() * x.norm() / F_x.norm()
-    with torch.no_grad():
-        changed = (trial.model.hidden(others) - F_x).norm() / F_x.norm()
-    return gradient.item(), changed.item()
-
-
 @claim(
-    "C60", READING_NOTES,
+    "C60", READING_NOTES, source_range=NO_SIZES,
+    trials=(POST_LN | {"depth": 6, "steps": 80, "task": "markov"},),
     rules=(
         Rule("Post-LN: rise of the loss by a reset layer, upper less lower half", 0.0, ">=",
              null=SAME),
@@ -213,7 +203,7 @@ def knowledge_above(seed: int) -> Drawn:
 
 
 @claim(
-    "C61", READING_NOTES,
+    "C61", READING_NOTES, identity=True,
     rules=(
         Rule("deviation of the logits over 0.02 √d, d = 768", 1.0, tolerance=0.05,
              null=Null(1 / 0.02, "deviation 1 in place of 0.02")),
@@ -279,7 +269,8 @@ USES = {
 
 
 @claim(
-    "C63", DEPTH_SCALED, place="section 4",
+    "C63", DEPTH_SCALED, place="section 4", source_range=DEEP_TRANSLATION,
+    trials=tuple(POST_LN | {"depth": 8, "steps": 40, **keys} for keys in USES.values()),
     rules=tuple(
         Rule(f"{use}: loss less Post-LN's, {depth} layers", 0.0, "<=", null=SAME)
         for use in USES
@@ -304,7 +295,8 @@ def suits_every_use(seed: int) -> Drawn:
 
 
 @claim(
-    "C64", ADD_AND_NORM, place="section 2.6",
+    "C64", ADD_AND_NORM, place="section 2.6", source_range=NO_SIZES,
+    trials=({"depth": 32, "d_model": 64, "steps": 60, "task": "markov"},),
     rules=(
         Rule("exponent of ‖x_{l+1} − x_l‖/‖x_{l+1}‖ in l after training", -0.5, tolerance=0.2,
              null=Null(0.0, "the same in every layer")),
@@ -334,7 +326,8 @@ def width_after_training(seed: int) -> Drawn:
 
 
 @claim(
-    "C65", DEPTH_SCALED, place="sections 4, 5",
+    "C65", DEPTH_SCALED, place="sections 4, 5", source_range=DEEP_TRANSLATION,
+    trials=(POST_LN | {"depth": 1, "family": "encoder_decoder", "steps": 50, "task": "markov"},),
     rules=(
         *(
             Rule(f"FLOPs of products with weights, separate over merged, {length} positions", 1.0,
@@ -366,25 +359,3 @@ def merged_at_every_length(seed: int) -> Drawn:
         rows.append(ends["merged"] - ends["separate"])
     result["loss less that of separate attentions, steps 41 to 50"] = torch.stack(rows)
     return result
-
-
-@claim(
-    "C59", READING_NOTES,
-    rules=(
-        Rule("rank correlation of ‖∂F/∂x_0‖ with the change of F by another input", 0.5, ">=",
-             null=Null(0.0, "no relation")),
-    ),
-)  # fmt: skip
-def gradient_shows_dependence(seed: int) -> Drawn:
-    """The size of gradients reflects how far the output depends on the input; controlling it keeps
-    the dependence.
-
-    Ten stacks at the start (six schemes of 6 and 24 layers), d = 32, both relative to ‖F‖, 16
-    seeds.
-    """
-    rows = []
-    for draw_seed in seeds(seed, 16):
-        pairs = [dependence(draw_seed, *one) for one in CONTROLLED]
-        gradient, changed = torch.tensor(pairs, dtype=F64).t()
-        rows.append(ranks(gradient, changed))
-    return {"rank correlation of ‖∂F/∂x_0‖ with the change of F by another input": rows}

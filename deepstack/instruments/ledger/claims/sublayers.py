@@ -56,7 +56,8 @@ def sublayer(
 
 @claim("C5", LAYER_CAKE)
 def residual_sum(seed: int) -> Finding:
-    """z = αx + ReLU(xW)V, Var W = 2w²/d, Var V = v²/m: E‖z‖² = d (α² + v²w²).
+    """z = αx + ReLU(xW)V, Var W = 2w²/d, Var V = v²/m: E‖z‖² = d (α² + v²w²), with half of ReLU's
+    gates open.
 
     One feed-forward sublayer, drawn anew each time.
     """
@@ -64,9 +65,13 @@ def residual_sum(seed: int) -> Finding:
 
     def sample(label: str, alpha: float, v: float, w: float) -> list[Part]:
         x, W, V = sublayer(rng, v, w, tokens=8)
-        z = alpha * x + torch.relu(x @ W) @ V
-        square = alpha**2 + v**2 * w**2
-        return [Part.mean(f"E‖z‖²/d, {label}", square, power(z), null=no_branch(alpha))]
+        hidden = torch.relu(x @ W)
+        square, is_open = alpha**2 + v**2 * w**2, (hidden > 0).double().mean()
+        return [
+            Part.mean(f"E‖z‖²/d, {label}", square, power(alpha * x + hidden @ V),
+                      null=no_branch(alpha)),
+            Part.mean("share of open gates of ReLU", 0.5, is_open, null=Null(1.0, "all of them")),
+        ]  # fmt: skip
 
     parts = means(sample(label, *c) for label, c in COEFFICIENTS.items() for _ in range(draws))
     return Finding(parts, f"{draws} draws of W, V and 8 tokens each, d = {D}, m = {M}.")

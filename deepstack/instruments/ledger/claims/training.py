@@ -24,7 +24,7 @@ from deepstack.instruments.ledger.claim import (
 from deepstack.instruments.ledger.claim_stack import CPU, POST_LN, Trial, small_stack
 from deepstack.instruments.ledger.claims.add_and_norm import layer_by_layer
 from deepstack.instruments.ledger.draws import F64, seeds
-from deepstack.instruments.ledger.sources import ADD_AND_NORM, LAYER_CAKE, READING_NOTES
+from deepstack.instruments.ledger.sources import ADD_AND_NORM, LAYER_CAKE, NO_SIZES, READING_NOTES
 from deepstack.instruments.ledger.statistics import exponents, gather, per_seed
 from deepstack.tasks import task_of
 from deepstack.training import to_device
@@ -48,7 +48,10 @@ def losses(seeds: Sequence[int], steps: int, /, **changes: Any) -> Tensor:
     return per_seed(lambda seed: small_stack(seed, **changes).run(steps), seeds)
 
 
-@claim("C45", LAYER_CAKE)
+@claim(
+    "C45", LAYER_CAKE, source_range=NO_SIZES,
+    trials=(POST_LN | {"depth": 3, "steps": 30},),
+)  # fmt: skip
 def fan_in_trains(seed: int) -> Finding:
     """Var W = 1/n_in trains better than Xavier's 2/(n_in + n_out).
 
@@ -75,7 +78,10 @@ def fan_in_trains(seed: int) -> Finding:
     )
 
 
-@claim("C41", ADD_AND_NORM)
+@claim(
+    "C41", ADD_AND_NORM, source_range=NO_SIZES,
+    trials=(POST_LN | {"depth": 3, "steps": 24},),
+)  # fmt: skip
 def larger_rates(seed: int) -> Finding:
     """Normalisation allows larger learning rates and converges faster.
 
@@ -113,7 +119,10 @@ def larger_rates(seed: int) -> Finding:
     )
 
 
-@claim("C40", LAYER_CAKE)
+@claim(
+    "C40", LAYER_CAKE, source_range=NO_SIZES,
+    trials=({"depth": 8, "steps": 20, "task": "markov"},),
+)  # fmt: skip
 def power_of_alpha(seed: int) -> Finding:
     """‖Δθ‖ = O(η‖θ‖/α): too small an α and θ leaves its start, too large a one and convergence is
     slow; α = (2N)^¼ balances.
@@ -160,7 +169,10 @@ def power_of_alpha(seed: int) -> Finding:
     )
 
 
-@claim("C44", ADD_AND_NORM)
+@claim(
+    "C44", ADD_AND_NORM, source_range=NO_SIZES,
+    trials=({"depth": 12, "steps": 24}, POST_LN | {"depth": 3, "steps": 100},),
+)  # fmt: skip
 def warm_up(seed: int) -> Finding:
     """Pre-LN, unlike Post-LN, needs no warm-up, converges faster and ends worse than Post-LN where
     both train.
@@ -231,7 +243,10 @@ def small_texts(seeds: Sequence[int], task: str, keys: Keys, steps: int) -> Tens
     return per_seed(sample, seeds)
 
 
-@claim("C42", ADD_AND_NORM)
+@claim(
+    "C42", ADD_AND_NORM, source_range=NO_SIZES,
+    trials=(POST_LN | {"depth": 2, "steps": 30},),
+)  # fmt: skip
 def against_overfitting(seed: int) -> Finding:
     """Normalisation resists overfitting: a smaller validation loss less training loss.
 
@@ -263,7 +278,10 @@ def against_overfitting(seed: int) -> Finding:
     )
 
 
-@claim("C46", READING_NOTES)
+@claim(
+    "C46", READING_NOTES, source_range=NO_SIZES,
+    trials=(POST_LN | {"depth": 2, "steps": 32},),
+)  # fmt: skip
 def penalties(seed: int) -> Finding:
     """L2 and spectral-norm penalties generalise better: a lower validation loss.
 
@@ -292,7 +310,10 @@ def penalties(seed: int) -> Finding:
     )
 
 
-@claim("C47", READING_NOTES)
+@claim(
+    "C47", READING_NOTES, source_range=NO_SIZES,
+    trials=(POST_LN | {"depth": 3, "steps": 90, "task": "markov"},),
+)  # fmt: skip
 def fine_tuning(seed: int) -> Finding:
     """Post-LN fine-tunes better than Pre-LN; BN biases residual blocks to the identity.
 

@@ -78,7 +78,8 @@ def relu_chain(rng: torch.Generator, layers: int, width: int) -> float:
 
 @claim("C2", LAYER_CAKE)
 def xavier_as_published(seed: int) -> Finding:
-    """Var W = 2/(n_in + n_out): E[y²]/E[x²] = 2 n_in/(n_in + n_out); Var W = 1/n_in: it is 1.
+    """Var W = 2/(n_in + n_out): E[y²]/E[x²] = 2 n_in/(n_in + n_out); Var W = 1/n_in: it is 1; and
+    backwards E[δ_x²]/E[δ_y²] = n_out Var W.
 
     The matrices of deepstack's own Post-LN stacks, started as published and with 'init.fan: in'.
     """
@@ -87,6 +88,12 @@ def xavier_as_published(seed: int) -> Finding:
     def part(quantity: str, predicted: float, W: Tensor, null: Null) -> Part:
         x = normals(rng, 64, W.shape[1])
         return Part.mean(quantity, predicted, power(x @ W.t()) / power(x), null=null)
+
+    def backwards(quantity: str, predicted: float, W: Tensor, other: float) -> Part:
+        delta = normals(rng, 64, W.shape[0])
+        null = Null(other if other != predicted else 1 / 3, "another variance")
+        ratio = power(delta @ W) / power(delta)
+        return Part.mean(f"{quantity}, backwards", predicted, ratio, null=null)
 
     parts, shapes = [], {"v": "(d, d)", "w1": "(d, 4d)", "w2": "(4d, d)"}
     published, fan_in = (1.0, 2 / 5, 8 / 5), (1.0, 1.0, 1.0)
@@ -101,13 +108,17 @@ def xavier_as_published(seed: int) -> Finding:
                 null = Null(other, rival) if other != ratio else Null(1 / 3, "nn.Linear's start")
                 of_role = matrices[role].double()
                 parts += [part(f"{label}, {shape}", ratio, W, null) for W in of_role]
+                n_out, n_in = of_role.shape[-2:]
+                back, as_other = ratio * n_out / n_in, other * n_out / n_in
+                parts += [backwards(f"{label}, {shape}", back, W, as_other) for W in of_role]
     parts = means([parts])
     draws = parts[0].draws
     return Finding(
         parts,
         f"{draws} matrices each ({depth} layers, {draws // depth} draws, d = 32), 64 inputs of "
         "variance 1.  As published, the first map of the feed-forward loses 3/5 of the second "
-        "moment and the second one gains 3/5.",
+        "moment and the second one gains 3/5; gradients the other way round, so that it keeps the "
+        "mean of both directions.",
     )
 
 
