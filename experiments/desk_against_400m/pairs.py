@@ -67,6 +67,12 @@ def agreement(pairs: Sequence[tuple[str, str]], desk: Mapping[str, float]) -> fl
     return sum(1.0 if low < high else 0.5 if low == high else 0.0 for low, high in gaps)
 
 
+def ends_of(shares: np.ndarray) -> tuple[float, float]:
+    """Return the ends of the middle 95 % of shares, each a share that occurs."""
+    low, high = np.quantile(shares, [0.025, 0.975], method="inverted_cdf")
+    return float(low), float(high)
+
+
 def seed_interval(pairs: Sequence[tuple[str, str]], losses: pd.DataFrame) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the share over seeds, from every possible draw.
 
@@ -77,8 +83,7 @@ def seed_interval(pairs: Sequence[tuple[str, str]], losses: pd.DataFrame) -> tup
     means = losses.to_numpy()[draws].mean(axis=1)
     at = {design: i for i, design in enumerate(losses.columns)}
     agreeing = sum((means[:, at[low]] < means[:, at[high]]).astype(float) for low, high in pairs)
-    low, high = np.quantile(agreeing / len(pairs), [0.025, 0.975])
-    return float(low), float(high)
+    return ends_of(agreeing / len(pairs))
 
 
 def design_interval(
@@ -95,8 +100,7 @@ def design_interval(
     weights = np.array([counts[:, at[low]] * counts[:, at[high]] for low, high in pairs], float)
     agree = np.array([agreement([pair], desk) for pair in pairs])
     shares = (agree @ weights)[weights.any(axis=0)] / weights.sum(axis=0)[weights.any(axis=0)]
-    low, high = np.quantile(shares, [0.025, 0.975])
-    return float(low), float(high)
+    return ends_of(shares)
 
 
 def permutation_counts(pairs: Sequence[tuple[str, str]], desk: Mapping[str, float]) -> np.ndarray:
@@ -132,7 +136,7 @@ def summary_row(losses: pd.DataFrame, column: str) -> dict[str, object]:
     pairs, desk = separated_pairs(PUBLISHED[column].to_dict()), losses.mean().to_dict()
     agree = agreement(pairs, desk)
     null = permutation_counts(pairs, desk)
-    low, high = np.quantile(null / len(pairs), [0.025, 0.975])
+    low, high = ends_of(null / len(pairs))
     row: dict[str, object] = {"pairs": len(pairs), "agree": agree, "share": agree / len(pairs)}
     row["seeds_low"], row["seeds_high"] = seed_interval(pairs, losses)
     row["designs_low"], row["designs_high"] = design_interval(pairs, desk)
