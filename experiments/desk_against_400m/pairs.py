@@ -169,7 +169,7 @@ def losses_of(runs: pd.DataFrame, setting: str) -> pd.DataFrame:
 
 
 def draw(best: pd.DataFrame, summary: pd.DataFrame) -> None:
-    """Draw the desk's losses against the published ones, and the shares with their intervals."""
+    """Draw the losses against the published ones, and the shares with their intervals."""
     with deepstack_style():
         figure, (left, right) = plt.subplots(
             1, 2, figsize=(6.8, 3.0), width_ratios=(1.5, 1), layout="constrained"
@@ -181,17 +181,29 @@ def draw(best: pd.DataFrame, summary: pd.DataFrame) -> None:
                 design, (x, mean.value), xytext=(4, 3), textcoords="offset points", fontsize=6.5
             )
         left.set(
-            xlabel="published validation loss at 400M parameters, 16 layers (nats a token)",
-            ylabel="loss at the desk (nats a byte)",
+            xlabel="published loss, 400M parameters, 16 layers (nats a token)",
+            ylabel="loss of this study (nats a byte)",
         )
-        left.margins(x=0.16)
+        left.margins(x=0.18)
         rows = summary[summary["seeds"].isin(["all"])].reset_index(drop=True)
         labels = []
         for i, row in rows.iterrows():
             y = -i
-            right.plot([row["null_low"], row["null_high"]], [y, y], color="#DDDDDD", lw=9, zorder=1)
+            right.plot(
+                [row["null_low"], row["null_high"]],
+                [y, y],
+                color="#DDDDDD",
+                lw=9,
+                solid_capstyle="butt",
+            )
             right.plot([row["designs_low"], row["designs_high"]], [y, y], color="#0072B2", lw=1.1)
-            right.plot([row["seeds_low"], row["seeds_high"]], [y, y], color="#D55E00", lw=2.6)
+            right.plot(
+                [row["seeds_low"], row["seeds_high"]],
+                [y, y],
+                color="#D55E00",
+                lw=2.6,
+                solid_capstyle="butt",
+            )
             right.plot(row["share"], y, "o", color="#000000")
             rate = {"best": "best rate", "tenth": "a tenth of it"}[row["setting"]]
             labels.append(f"{rate},\n{row['column']} layers")
