@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 
 from deepstack.plots.style import deepstack_style
-from deepstack.records import Run, find_runs
-from deepstack.runs.statistics import final_value, has_diverged, mean_of
+from deepstack.records import ENDED, Run, find_runs
+from deepstack.runs.statistics import final_value, mean_of
 
 HERE = Path(__file__).parent
 PUBLISHED = pd.read_csv(HERE / "published.csv", index_col="design")
@@ -46,8 +46,8 @@ def design_of(run: Run) -> str:
 
 
 def loss_of(run: Run) -> float:
-    """Return the final validation loss, infinite for a diverged run."""
-    loss = math.inf if has_diverged(run) else final_value(run, "loss")
+    """Return the final validation loss; infinite for a run that diverged or did not end."""
+    loss = final_value(run, "loss") if run.state == "done" else math.inf
     return loss if math.isfinite(loss) else math.inf
 
 
@@ -153,19 +153,20 @@ def row_of(run: Run, setting: str) -> dict[str, object]:
 
 
 def collect(results: Path) -> pd.DataFrame:
-    """Return a row for each finished run of the three studies below a folder."""
+    """Return a row for each run of the three studies that is done or diverged."""
     rows = []
     for ending, setting in {"_rates": "rates", "": "best", "_tenth": "tenth"}.items():
         folder = results / f"desk_against_400m{ending}"
         if folder.is_dir():
-            rows += [row_of(run, setting) for run in find_runs(folder)]
+            ended = [run for run in find_runs(folder) if run.state in ENDED]
+            rows += [row_of(run, setting) for run in ended]
     return pd.DataFrame(rows).sort_values(["setting", "design", "lr", "seed"])
 
 
 def losses_of(runs: pd.DataFrame, setting: str) -> pd.DataFrame:
-    """Return the losses of a setting: a row for each seed, a column for each design."""
+    """Return the losses of a setting: a row for each seed with every design, a column for each."""
     wide = runs[runs["setting"] == setting].pivot(index="seed", columns="design", values="val_loss")
-    return wide[DESIGNS]
+    return wide.reindex(columns=DESIGNS).dropna()
 
 
 def draw(best: pd.DataFrame, summary: pd.DataFrame) -> None:
@@ -185,7 +186,7 @@ def draw(best: pd.DataFrame, summary: pd.DataFrame) -> None:
             ylabel="loss of this study (nats a byte)",
         )
         left.margins(x=0.18)
-        rows = summary[summary["seeds"].isin(["all"])].reset_index(drop=True)
+        rows = summary[summary["seeds"] == "all"].reset_index(drop=True)
         labels = []
         for i, row in rows.iterrows():
             y = -i
@@ -229,11 +230,11 @@ def main() -> None:
     for setting in ("best", "tenth"):
         losses = losses_of(runs, setting)
         sets = {"all": losses}
-        if setting == "best":
-            sets |= {"0, 1": losses.loc[[0, 1]], "2, 3, 4": losses.loc[[2, 3, 4]]}
-        for seeds, part in sets.items():
+        if len(losses) > 2:
+            sets |= {"first two": losses.iloc[:2], "others": losses.iloc[2:]}
+        for seeds, part in sets.items() if len(losses) else ():
             for column in ("16", "32"):
-                head = {"setting": setting, "seeds": seeds, "column": column}
+                head = {"setting": setting, "seeds": seeds, "n": len(part), "column": column}
                 rows.append(head | summary_row(part, column))
     summary = pd.DataFrame(rows)
     summary.to_csv(HERE / "pairs.csv", index=False, float_format="%.4g")
