@@ -1,5 +1,6 @@
 """experiments/desk_against_400m: its statistics on small examples, its numbers by plain loops."""
 
+import csv
 import itertools
 import random
 import sys
@@ -28,6 +29,12 @@ class FakeRun:
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.settings.get(key, default)
+
+
+def rows_of(name: str) -> list[dict[str, str]]:
+    """Return the rows of a table of the experiment."""
+    with (FOLDER / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def test_a_pair_is_separated_from_0_006_on_and_names_the_better_design_first() -> None:
@@ -106,3 +113,32 @@ def test_the_study_has_each_published_design_once_in_their_order() -> None:
         settings = {"model.scheme": config.model.scheme, "model.scheme_options.blocks": blocks}
         designs.append(pairs.design_of(FakeRun(**settings)))
     assert designs == pairs.DESIGNS and len(set(designs)) == 9
+
+
+def test_the_numbers_of_the_page_follow_from_the_losses_of_the_runs() -> None:
+    """The share at the best rate, from runs.csv and published.csv by loops."""
+    published = {row["design"]: row for row in rows_of("published.csv")}
+    losses: dict[str, dict[str, float]] = {}
+    for row in rows_of("runs.csv"):
+        if row["setting"] == "best":
+            losses.setdefault(row["design"], {})[row["seed"]] = float(row["val_loss"])
+    seeds = set.intersection(*(set(of) for of in losses.values()))
+    means = {design: sum(of[seed] for seed in seeds) for design, of in losses.items()}
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    for column in ("16", "32"):
+        gaps = {
+            pair: float(published[pair[0]][column]) - float(published[pair[1]][column])
+            for pair in itertools.combinations(published, 2)
+        }
+        kept = {pair: gap for pair, gap in gaps.items() if abs(gap) > 0.0055}
+        agree = sum((means[a] > means[b]) == (gap > 0) for (a, b), gap in kept.items())
+        (row,) = (
+            row
+            for row in rows_of("pairs.csv")
+            if (row["setting"], row["seeds"], row["column"]) == ("best", "all", column)
+        )
+        assert (int(row["n"]), int(row["pairs"]), float(row["agree"])) == (
+            len(seeds), len(kept), agree,
+        )  # fmt: skip
+        assert float(row["share"]) == pytest.approx(agree / len(kept), abs=5e-4)
+        assert f"{agree} of {len(kept)} pairs" in page
