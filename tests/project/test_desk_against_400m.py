@@ -142,3 +142,8 @@ def test_the_numbers_of_the_page_follow_from_the_losses_of_the_runs() -> None:
         )  # fmt: skip
         assert float(row["share"]) == pytest.approx(agree / len(kept), abs=5e-4)
         assert f"{agree} of {len(kept)} pairs" in page
+        if column == "16":  # docs/answer.md cites this comparison
+            cited = (ROOT / "docs/answer.md").read_text(encoding="utf-8").replace("\n  ", " ")
+            ends = f"{float(row['designs_low']):.2f} to {float(row['designs_high']):.2f}"
+            assert f"{agree} of {len(kept)} pairs" in cited and f"over designs {ends})" in cited
+            assert f"{row['decided_agree']} of the {row['decided']} pairs" in cited
