@@ -266,8 +266,12 @@ def changing() -> None:
 )
 @pytest.mark.usefixtures("changing")
 def test_auto_is_a_fixed_rule(
-    changes: dict[str, Any], machine: dict[str, Any], expected: FastPaths
+    changes: dict[str, Any],
+    machine: dict[str, Any],
+    expected: FastPaths,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(rule, "has_triton", lambda: False)
     given = with_overrides(Config(), {"train.steps": 50} | changes)
     every = changes.get("runtime.recompute_every", 0)
     assert choose_fast_paths(given, **machine) == replace(expected, recompute_every=every)

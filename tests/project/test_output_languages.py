@@ -23,6 +23,8 @@ ALLOWED = {
 READERS = {
     "records/files.py": "parse_object",
     "fast/distributed.py": "a message of another rank of this run",
+    "instruments/own_trainer/metric.py": "a file of any JSON value, and its own message",
+    "instruments/own_trainer/supervise.py": "an order of the parent process",
     "instruments/probe/description.py": "its own text",
     "instruments/report/page.py": "its own text",
     "integrations/huggingface/folder.py": "a config with Infinity, and its own message",

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.command_line import typed
 from helpers.small_runs import interrupted, small
@@ -68,16 +69,19 @@ def test_unfit_data_are_refused_before_anything_is_made(task: str, tmp_path: Pat
 @pytest.mark.parametrize("name", ["text", "tokens"])
 def test_data_that_changed_since_the_checkpoint_are_refused(name: str, tmp_path: Path) -> None:
     text, out = tmp_path / "data.bin", tmp_path / "out"
-    text.write_text("the first text " * 200)
+    first, other = b"the first text " * 200, b"another text " * 200
+    if name == "tokens":
+        first, other = (np.arange(start, 2000, dtype="<u2").tobytes() for start in (0, 1))
+    text.write_bytes(first)
     more = {"task__vocab_size": 65536} if name == "tokens" else {}
     config = small(train__steps=6, task__path=str(text), task__name=name, **more)
     (tmp_path / "c.yaml").write_text(to_yaml(config))
     interrupted(config, out, 1, "c")
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.name != ".lock"}
-    text.write_text("another text " * 200)
+    text.write_bytes(other)
     result = typed("train", tmp_path / "c.yaml", "--out", out)
     assert result.exit_code == 2
     assert text.name in result.stderr and "has changed" in result.stderr
     assert before == {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.name != ".lock"}
-    text.write_text("the first text " * 200)
+    text.write_bytes(first)
     assert deepstack.train(config, study="c", out=out).state == "done"
