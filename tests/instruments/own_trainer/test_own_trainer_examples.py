@@ -1,7 +1,9 @@
 """The examples of a user's own trainer, and the page that shows them."""
 
+import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,8 @@ def test_a_study_of_the_examples_can_be_read(path: Path) -> None:
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two runs without the probe, and one with it, from the folder above examples/."""
     monkeypatch.chdir(tmp_path)
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    monkeypatch.setenv("PATH", programs)  # as in an activated environment
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     trainer = tmp_path / "examples/own_trainer/train.py"
     trainer.write_text(trainer.read_text().replace("= 100, 10, 25", "= 50, 10, 25"))
