@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from deepstack.base.csv_text import cell_text
 from deepstack.base.text import short_text
 from deepstack.plots.chart import COLUMNS, Chart, LineStyle, PanelRows
 from deepstack.plots.style import COLOURS, GREY
@@ -56,7 +57,9 @@ def describe_figure(chart: Chart) -> dict[str, Any]:
         described = describe_axes(axes, panel.axes)
         described["scale"] = {**scale_of(of_panel), **described["scale"]}
         words = [OUTCOME_WORDS.get(kind, kind) for kind in panel.kinds]
-        panels.append({"name": panel.name, "kinds": words, "styles": styles, **described})
+        styles = {kind: named_as_cells(of) for kind, of in styles.items()}
+        name = cell_text(panel.name)
+        panels.append({"name": name, "kinds": words, "styles": styles, **described})
     add_headings(panels)
     kinds = [kind for kind in rows["kind"].unique() if kind != "frontier"]
     boxes = {OUTCOME_WORDS.get(kind, kind): box_colour(legend, kinds, kind) for kind in kinds}
@@ -64,7 +67,7 @@ def describe_figure(chart: Chart) -> dict[str, Any]:
     if shape == "lines":
         levels = rows.loc[(rows["kind"] == "level") & rows["x"].isna(), "series"].unique()
         keys = [(word, look, "kind") for word, look in kind_keys(shown)]
-        keys += [(series, style("level", series), "level") for series in levels]
+        keys += [(cell_text(one), style("level", one), "level") for one in levels]
     elif shape == "map":
         keys = [(kind, (colour,), "box") for kind, colour in boxes.items()]
     else:
@@ -72,11 +75,18 @@ def describe_figure(chart: Chart) -> dict[str, Any]:
     return {
         "shape": shape,
         "panels": panels,
-        "series": [(name, style("", name)) for name in series_of(rows)] if shape == "lines" else [],
+        "series": list(named_as_cells({one: style("", one) for one in series_of(rows)}).items())
+        if shape == "lines"
+        else [],
         "keys": keys,
         "colours": boxes,
         "words": OUTCOME_WORDS,
     }
+
+
+def named_as_cells(looks: Mapping[str, LineStyle]) -> dict[str, LineStyle]:
+    """Return looks by the names of series in the chart's CSV, from which the page draws."""
+    return {cell_text(series): look for series, look in looks.items()}
 
 
 def table_of(chart: Chart) -> pd.DataFrame:
