@@ -6,7 +6,7 @@ A subclass of StudyKind stands in a file study_kind.py in a folder of instrument
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -17,7 +17,7 @@ from deepstack.base.yaml_reader import Node, read
 from deepstack.config.load import printable_path, read_file
 
 if TYPE_CHECKING:
-    from deepstack.cli.added_options import LauncherOption, SweepOption, SweepOrder
+    from deepstack.cli.added_options import SweepOption
     from deepstack.cli.sweep_training import SweepTraining
     from deepstack.config import Study
 
@@ -57,21 +57,12 @@ class StudyKind:
         """Raise ConfigError for tasks, and for options of the command, that the kind cannot do."""
         raise NotImplementedError
 
-    def training(
-        self,
-        order: SweepOrder,
-        path: Path,
-        settings: Sequence[str],
-        retried: Collection[str],
-        memory: str | None,
-        run_timeout: float | None,
-        launcher: LauncherOption | None,
-    ) -> SweepTraining:
-        """Return the training of the study's runs; the arguments are those of SweepTraining."""
+    def training(self, given: SweepTraining) -> SweepTraining:
+        """Return the training of the study's runs with the options of a given one."""
         raise NotImplementedError
 
     def end(self, training: SweepTraining, tasks: Sequence[SweepOption]) -> None:
-        """Print what follows the results; may raise typer.Exit."""
+        """Print the lines after the results; may raise typer.Exit."""
 
 
 @contextmanager

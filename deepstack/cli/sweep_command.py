@@ -108,11 +108,11 @@ def sweep_command(
 
     launcher = launchers[0] if launchers else None
     retried = sweeps.retry_states(retry)
-    make_training = kind.training if kind else SweepTraining
+    training = SweepTraining(order, path, settings, retried, memory, run_timeout, launcher)
     if kind:
         without = {one.flag: one for one in launchers} | {"--memory": memory, "--plugin": plugin}
         kind.refuse(tasks, [flag for flag, value in without.items() if value])
-    training = make_training(order, path, settings, retried, memory, run_timeout, launcher)
+        training = kind.training(training)
     if tasks:
         with opt.located(path, settings):
             tasks[0].run(order, training)

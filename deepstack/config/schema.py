@@ -5,7 +5,7 @@ The text under each field is its help, in `deepstack init`, in editors and in th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -352,6 +352,18 @@ def non_defaults(config: Config) -> dict[str, Any]:
 @cache
 def _usual() -> dict[str, Any]:
     return values(Config())
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by dotted key as nested sections: the reverse of `flatten`."""
+    sections: dict[str, Any] = {}
+    for key, value in flat.items():
+        *above, last = key.split(".")
+        inner = sections
+        for section in above:
+            inner = inner.setdefault(section, {})
+        inner[last] = value
+    return sections
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -21,6 +21,7 @@ largest number tried: a better one may lie beyond.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -157,6 +158,15 @@ def failure_of(seeds: Collection[Result]) -> tuple[float, float]:
     share = sum(one.outcome == "trained" for one in seeds) / len(seeds)
     ends = [one.final_loss - (one.floor or 0.0) for one in seeds]
     return -share, fmean(math.inf if math.isnan(end) else end for end in ends)
+
+
+def diverges_more(results: Iterable[Result], label: str, other: str) -> bool:
+    """Return whether more seeds of one setting diverged than of another: it is not the better one.
+
+    label, other: of the settings, without the values chosen, as in 'candidate'.
+    """
+    failed = Counter(one.setting.partition(",")[0] for one in results if one.state == "diverged")
+    return failed[label] > failed[other]
 
 
 def edge_of(value: Any, tried: Iterable[Any]) -> str:

@@ -9,6 +9,7 @@ from deepstack import config as conf
 from deepstack.base.text import counted, value_text
 from deepstack.config.identity import is_of_experiment
 from deepstack.config.key import Key
+from deepstack.config.schema import nested
 from deepstack.records import ENDED, Run, varying
 from deepstack.runs.runs import Runs
 from deepstack.runs.series import OBSERVATION, Series
@@ -111,15 +112,8 @@ def follows_depth(runs: Sequence[Run], key: Key) -> str:
 def shared_settings(runs: Sequence[Run]) -> dict[str, Any]:
     """Return the settings that all these runs have in common, nested as in a config."""
     differing = varying(runs)
-    shared: dict[str, Any] = {}
-    for key, value in runs[0].flat_config.items():
-        if key not in differing and is_of_experiment(key):
-            *sections, name = key.split(".")
-            section = shared
-            for one in sections:
-                section = section.setdefault(one, {})
-            section[name] = value
-    return shared
+    settings = runs[0].flat_config.items()
+    return nested({k: v for k, v in settings if k not in differing and is_of_experiment(k)})
 
 
 def hidden_note(runs: Runs) -> str:

@@ -8,15 +8,16 @@ it).  A repeated call skips finished runs.
 """
 
 import argparse
-import math
 from pathlib import Path
 from typing import Any
 
-from pairs import DESIGNS, design_of, loss_of
+from pairs import DESIGNS, design_of
 
 from deepstack import sweep
 from deepstack.config import Study, load_study
 from deepstack.records import Run
+from deepstack.runs.best import HIGHEST, LOWEST, Best
+from deepstack.runs.runs import Runs
 
 HERE = Path(__file__).parent
 STUDY = load_study(HERE / "study.yaml")
@@ -34,22 +35,9 @@ def train(rates: dict[str, float], seeds: tuple[int, ...], study: str, **options
     return sweep(Study(STUDY.base, {"seed": list(seeds)}, (zipped,)), study=study, **options)
 
 
-def mean_losses(runs: list[Run]) -> dict[str, dict[float, float]]:
-    """Return the mean final loss by design and rate."""
-    losses: dict[str, dict[float, list[float]]] = {}
-    for run in runs:
-        by_rate = losses.setdefault(design_of(run), {})
-        by_rate.setdefault(run.get("train.lr"), []).append(loss_of(run))
-    return {
-        design: {rate: sum(values) / len(values) for rate, values in by_rate.items()}
-        for design, by_rate in losses.items()
-    }
-
-
-def next_rate(losses: dict[float, float]) -> float | None:
+def next_rate(best: Best) -> float | None:
     """Return the rate to try beyond the edge at which the best one lies, or None."""
-    best = min(losses, key=losses.__getitem__)
-    beyond = {min(losses): best / 2, max(losses): best * 2}.get(best)
+    beyond = {LOWEST: best.value / 2, HIGHEST: best.value * 2}.get(best.edge)
     if beyond is None or not LEAST * 0.99 < beyond < MOST * 1.01:
         return None
     return float(f"{beyond:.3g}")
@@ -61,14 +49,14 @@ def choose_rates(**options: Any) -> dict[str, float]:
     for rate in RATES:
         runs += train(dict.fromkeys(DESIGNS, rate), CHOOSING, "desk_against_400m_rates", **options)
     while True:
-        losses = mean_losses(runs)
-        more = {d: rate for d, of in losses.items() if (rate := next_rate(of)) is not None}
+        bests = {design_of(best.runs[0]): best for best in Runs(runs).bests()}
+        more = {d: rate for d, best in bests.items() if (rate := next_rate(best)) is not None}
         if not more:
             break
         runs += train(more, CHOOSING, "desk_against_400m_rates", **options)
-    for design, of in losses.items():
-        print(design, {rate: round(of[rate], 4) for rate in sorted(of)}, flush=True)
-    return {design: min(of, key=of.__getitem__) for design, of in losses.items()}
+    for design, best in bests.items():
+        print(f"{design}: {best.value_text}", flush=True)
+    return {design: best.value for design, best in bests.items()}
 
 
 def main() -> None:
@@ -78,7 +66,6 @@ def main() -> None:
     args = parser.parse_args()
     options: dict[str, Any] = {"out": args.out, "workers": args.workers}
     best = choose_rates(**options)
-    assert all(map(math.isfinite, best.values()))
     for seed in REPORTED:  # seed by seed: whole seeds are left when the time is up
         train(best, (seed,), "desk_against_400m", **options)
     tenth = {design: float(f"{rate / 10:.3g}") for design, rate in best.items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 from deepstack import config as conf
 from deepstack.base.errors import ResourceError
-from deepstack.config.schema import flatten
+from deepstack.config.schema import flatten, nested
 from deepstack.records import ENDED, Run, RunFolder
 from deepstack.records import files as on_disk
 from deepstack.records.run import visible_folders
@@ -62,15 +62,3 @@ def copy(probe: Run, folder: RunFolder) -> None:
     meta = own.meta
     folder.write_meta(meta | {k: probe.meta[k] for k in ("parameters", "hidden", "layers", "groups")
                               if k in probe.meta})  # fmt: skip
-
-
-def nested(flat: dict[str, Any]) -> dict[str, Any]:
-    """Return values by dotted key as sections."""
-    sections: dict[str, Any] = {}
-    for key, value in flat.items():
-        *above, last = key.split(".")
-        inner = sections
-        for part in above:
-            inner = inner.setdefault(part, {})
-        inner[last] = value
-    return sections

@@ -21,6 +21,7 @@ from typing import Any
 
 import deepstack
 from deepstack import config as conf
+from deepstack.config.schema import nested
 from deepstack.instruments.own_trainer.external import adopt_probe
 from deepstack.instruments.own_trainer.metric import (
     Pattern,
@@ -58,14 +59,7 @@ def config_of(
     known: dict[str, Any] = {"seed": 0, "model.scheme": label, "model.depth": 0}
     known |= {"task.name": "unnamed"} | dict(values)
     known |= {"model.scheme_options.command": command}
-    nested: dict[str, Any] = {}
-    for key, value in known.items():
-        *sections, last = key.split(".")
-        inner = nested
-        for section in sections:
-            inner = inner.setdefault(section, {})
-        inner[last] = value
-    return nested
+    return nested(known)
 
 
 def environment_of(arguments: Sequence[str], variables: Mapping[str, str]) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -13,7 +12,7 @@ from deepstack.base.yaml_reader import Node
 from deepstack.cli.study_kinds import StudyKind
 
 if TYPE_CHECKING:
-    from deepstack.cli.added_options import LauncherOption, SweepOption, SweepOrder
+    from deepstack.cli.added_options import SweepOption
     from deepstack.cli.sweep_training import SweepTraining
     from deepstack.config import Study
 
@@ -49,23 +48,12 @@ class CommandStudy(StudyKind):
                 "as in --seed {seed}, since further runs have further seeds"
             )
 
-    def training(
-        self,
-        order: SweepOrder,
-        path: Path,
-        settings: Sequence[str],
-        retried: Collection[str],
-        memory: str | None,
-        run_timeout: float | None,
-        launcher: LauncherOption | None,
-    ) -> SweepTraining:
+    def training(self, given: SweepTraining) -> SweepTraining:
         from deepstack.instruments.own_trainer.training import CommandTraining
         from deepstack.sweeps import RUN_AGAIN
 
-        retried = retried or RUN_AGAIN
-        return CommandTraining(
-            order, path, settings, retried, memory, run_timeout, launcher, file=self.commands
-        )
+        options = vars(given) | {"retried": given.retried or RUN_AGAIN}
+        return CommandTraining(**options, file=self.commands)
 
     def end(self, training: SweepTraining, tasks: Sequence[SweepOption]) -> None:
         from deepstack.instruments.own_trainer.training import CommandTraining

@@ -6,12 +6,12 @@ by seed, over all looks at the study, and names the better setting if the interv
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deepstack.instruments.own_trainer.study_file import BASELINE, CANDIDATE
+from deepstack.runs.best import diverges_more
 
 if TYPE_CHECKING:
     from deepstack.instruments.answer.found import Found
@@ -34,16 +34,14 @@ def verdict_of(found: Found, results: Iterable[Result]) -> Verdict:
     """Return the decision that a statement on the results of baseline and candidate makes.
 
     Seeds that diverged have no loss to compare.  A candidate with more of them than its baseline is
-    not better: a value at which seeds fail is never better than one at which all learn
-    (`deepstack.runs.best`).
+    not better (`deepstack.runs.best.diverges_more`).
     """
     better = found.better.partition(",")[0] if found.decided else ""
-    diverged = Counter(one.setting.partition(",")[0] for one in results if one.state == "diverged")
     if better == CANDIDATE:
         return Verdict(BETTER, f"better: keep the candidate (exit code {BETTER})")
     if better == BASELINE:
         return Verdict(NOT_BETTER, f"not better: keep the baseline (exit code {NOT_BETTER})")
-    if not better and diverged[CANDIDATE] > diverged[BASELINE]:
+    if not better and diverges_more(results, CANDIDATE, BASELINE):
         text = f"not better, more of its seeds diverge: keep the baseline (exit code {NOT_BETTER})"
         return Verdict(NOT_BETTER, text)
     return Verdict(

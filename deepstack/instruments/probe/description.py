@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from deepstack.base.errors import ConfigError
+from deepstack.config.schema import nested
 from deepstack.diagnostics import describe
 from deepstack.instruments.probe.model import ExternalModel
 from deepstack.instruments.probe.order import inner_optimizer
@@ -47,17 +48,13 @@ def config_of(
         "train.lr": float(group["lr"]),
         "train.weight_decay": float(group.get("weight_decay", 0.0)),
     }
-    nested: dict[str, Any] = {}
-    for key, value in {**known, **more}.items():
-        *sections, last = key.split(".")
-        inner = nested
-        for section in sections:
-            inner = inner.setdefault(section, {})
+    known |= more
+    for key, value in known.items():
         try:
-            inner[last] = json.loads(json.dumps(value))  # lists for tuples
+            known[key] = json.loads(json.dumps(value))  # lists for tuples
         except TypeError as error:
             raise ConfigError(f"config: {key}: {error}; allowed Python's own values") from error
-    return nested
+    return nested(known)
 
 
 def environment_of(subject: ExternalModel) -> dict[str, Any]:
