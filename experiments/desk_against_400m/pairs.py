@@ -74,7 +74,7 @@ def ends_of(shares: np.ndarray) -> tuple[float, float]:
 
 
 def seed_interval(pairs: Sequence[tuple[str, str]], losses: pd.DataFrame) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the share over seeds, from every possible draw.
+    """Return the middle 95 % of shares over every bootstrap draw of the seeds; see the page.
 
     losses: a row for each seed, a column for each design.
     """
@@ -89,7 +89,7 @@ def seed_interval(pairs: Sequence[tuple[str, str]], losses: pd.DataFrame) -> tup
 def design_interval(
     pairs: Sequence[tuple[str, str]], desk: Mapping[str, float]
 ) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the share over designs, each drawn with its pairs.
+    """Return the middle 95 % of shares over bootstrap draws of designs, each with its pairs.
 
     A pair of designs that are drawn k and m times counts k·m times.
     """
@@ -212,9 +212,9 @@ def draw(best: pd.DataFrame, summary: pd.DataFrame) -> None:
         right.set_ylim(-len(rows) + 0.4, 0.6)
         handles = [
             plt.Line2D([], [], color="#000000", marker="|", ls="", ms=9, mew=1.6, label="mean"),
-            plt.Line2D([], [], color="#D55E00", lw=2.6, label="95 % over seeds"),
-            plt.Line2D([], [], color="#0072B2", lw=1.1, label="95 % over designs"),
-            plt.Line2D([], [], color="#DDDDDD", lw=6, label="95 % of shuffled designs"),
+            plt.Line2D([], [], color="#D55E00", lw=2.6, label="draws of seeds"),
+            plt.Line2D([], [], color="#0072B2", lw=1.1, label="draws of designs"),
+            plt.Line2D([], [], color="#DDDDDD", lw=6, label="shuffled designs"),
         ]
         figure.legend(handles=handles, loc="outside lower right", ncols=4)
         (HERE / "figures").mkdir(exist_ok=True)
