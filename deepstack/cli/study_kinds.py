@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from deepstack.base.errors import ConfigError
 from deepstack.base.extensions import import_extensions
-from deepstack.base.yaml_reader import Node, read
+from deepstack.base.yaml_reader import read
 from deepstack.config.load import printable_path, read_file
 
 if TYPE_CHECKING:
@@ -28,10 +28,12 @@ class StudyKind:
     path: of the file.
     settings: words KEY=A,B.
     words: the kind in messages: 'a study of commands'.
+    signs: keys of which a file of this kind has at least one, and a configuration none.
     """
 
     file = "study_kind"
     words = ""
+    signs: tuple[str, ...] = ()
 
     def __init__(self, path: Path, settings: Sequence[str]) -> None:
         self.path, self.settings = path, settings
@@ -40,14 +42,15 @@ class StudyKind:
     def of(cls, path: Path, settings: Sequence[str]) -> Self | None:
         """Return the study in a file if it is of one of the kinds; None for a configuration."""
         import_extensions(cls.file)
-        tree, _ = read(read_file(path), printable_path(path))
-        kinds = (one for one in cls.__subclasses__() if one.holds(tree))
-        return next((one(path, settings) for one in kinds), None)
-
-    @classmethod
-    def holds(cls, tree: Node) -> bool:
-        """Return whether a file with these values is of this kind."""
-        raise NotImplementedError
+        text = read_file(path)
+        kinds = [
+            one for one in cls.__subclasses__() if any(sign.encode() in text for sign in one.signs)
+        ]
+        if not kinds:  # most files: they are parsed once, later
+            return None
+        keys = read(text, printable_path(path))[0].section
+        found = (one for one in kinds if not keys.keys().isdisjoint(one.signs))
+        return next((one(path, settings) for one in found), None)
 
     def load(self) -> Study:
         """Return the grid of the study.  Raises ConfigError with the place of each mistake."""

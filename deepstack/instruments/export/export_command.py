@@ -59,8 +59,8 @@ def export_command(
     for path in paths:
         if path.exists():
             raise ConfigError(f"{path} exists already; give another name with --to")
-    target = paths.weights.parent.absolute()
-    if inside := next((p for p in (target, *target.parents) if RunFolder(p).exists()), None):
+    target = paths.weights.parent.resolve()
+    if inside := next(filter(has_run, (target, *target.parents)), None):
         raise ConfigError(
             f"--to {to}: found the run {inside.name}, whose files stay as they are; "
             "give a new folder elsewhere"
@@ -82,6 +82,12 @@ def export_command(
     }
     replace_all(followed(paths.weights.parent), files.items())
     emit_facts(facts, json)
+
+
+def has_run(folder: Path) -> bool:
+    """Return whether a folder holds a run, not a configuration alone."""
+    run = RunFolder(folder)
+    return run.exists() and run.status_path.exists()
 
 
 def readable_runs(path: Path, where: Sequence[str] = ()) -> list[Run]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from deepstack.base.errors import ConfigError
-from deepstack.base.yaml_reader import Node
 from deepstack.cli.study_kinds import StudyKind
 
 if TYPE_CHECKING:
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from deepstack.cli.sweep_training import SweepTraining
     from deepstack.config import Study
 
-SIGNS = ("command", "baseline", "candidate")
 TASKS = ("until",)  # tasks of `deepstack sweep` that work with commands
 
 
@@ -24,10 +22,7 @@ class CommandStudy(StudyKind):
     """A study whose file has `command:`, or `baseline:` and `candidate:`."""
 
     words = "a study of commands"
-
-    @classmethod
-    def holds(cls, tree: Node) -> bool:
-        return any(key in tree.section for key in SIGNS)
+    signs = ("command", "baseline", "candidate")
 
     def load(self) -> Study:
         from deepstack.instruments.own_trainer.study_file import load_commands
