@@ -41,7 +41,9 @@ def first_step(given: Config, replay: Any) -> tuple[list[float], dict[str, Tenso
     """Return the measurements, gradients and functions of the first step."""
     with temporary_run(with_overrides(given, {"runtime.replay": replay})) as run:
         run.begin()
-        measured = run.step(*run.batch(1), 1e-4)
+        # a step of SGD moves F by as much as its gradient: 1e-4 of it is near the rounding of F
+        rate = 1.0 if given.train.optimizer == "sgd" else 1e-4
+        measured = run.step(*run.batch(1), rate)
         values = [measured.loss, measured.grad_norm, *measured.probe.values()]
         gradients = {bank.key: bank.gradients().clone() for bank in run.built.banks}
         bound = getattr(run.step.update, "bound", [])
