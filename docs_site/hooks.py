@@ -15,7 +15,9 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-import reference  # noqa: E402  (lies in this folder)
+import ledger  # noqa: E402  (lies in this folder)
+import reference  # noqa: E402  (the same)
+import scheme_groups  # noqa: E402  (the same)
 
 PAGES = (
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "benchmarks/*.md",
@@ -24,8 +26,11 @@ PAGES = (
 EXPERIMENTS = ("experiments/*/README.md",)
 PICTURES = ("docs/**/*.png", "docs/**/*.svg", "experiments/*/figures*/*.png", "benchmarks/**/*.png")
 # Files of this folder, and where the site has them.
-OWN = {"extra.css": "stylesheets/extra.css", "iframe_worker.js": "javascripts/iframe_worker.js"}
-EQUATIONS = ("docs/schemes.md",)  # pages whose tables have an equation a row, in one line
+OWN = {
+    "extra.css": "stylesheets/extra.css",
+    "iframe_worker.js": "javascripts/iframe_worker.js",
+    ledger.SCRIPT: f"javascripts/{ledger.SCRIPT}",
+}
 # The rank of pages in a search, where it is not 1.
 RANKS = {"docs/tutorials/": 4, "docs/questions/": 4, "docs/extending/": 0.5, "reference/": 0.5}
 # The front page of the site is its own; the README is the page after it.
@@ -38,16 +43,19 @@ LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
 def on_files(files: Files, config: Any) -> Files:
     """Replace the files of docs/ by all pages and pictures at their paths in the repository."""
     others = [file for file in files if file.inclusion.is_included() and _is_theme(file, config)]
+    made = ledger.pages(ROOT) | reference.pages(ROOT)
     pages = [path for glob in (*PAGES, *EXPERIMENTS, *PICTURES) for path in sorted(ROOT.glob(glob))]
     for path in pages:
         name = path.relative_to(ROOT).as_posix()
+        if name in made:
+            continue
         file = File.generated(config, name, abs_src_path=str(path))
         file.dest_uri = PLACES.get(name, file.dest_uri)
         others.append(file)
     for name, target in OWN.items():
         path = Path(__file__).with_name(name)
         others.append(File.generated(config, target, abs_src_path=str(path)))
-    for name, text in reference.pages(ROOT).items():
+    for name, text in made.items():
         others.append(File.generated(config, name, content=text))
     return Files(others)
 
@@ -71,8 +79,10 @@ def on_post_template(output: str, template_name: str, config: Any) -> str:
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
     """Let keys reach tables, which scroll, and mark blocks with a rule of dashes, which do too."""
     html = html.replace("<table>", '<table tabindex="0">')
-    if page.file.src_uri in EQUATIONS:
+    if page.file.src_uri == scheme_groups.PAGE:  # an equation a row, in one line
         html = f'<div class="equations">{html}</div>'
+    if page.file.src_uri == ledger.PAGE:
+        html += f'<script src="../{OWN[ledger.SCRIPT]}"></script>'
     return BLOCK.sub(
         lambda block: (
             block[0].replace("language-text", "language-text aligned", 1)
@@ -88,6 +98,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     for start, boost in RANKS.items():
         if page.file.src_uri.startswith(start):
             page.meta["search"] = {"boost": boost}
+    if page.file.src_uri == scheme_groups.PAGE:
+        markdown = scheme_groups.grouped(markdown)
     folder = (ROOT / page.file.src_uri).parent
 
     def replace(match: re.Match[str]) -> str:
@@ -96,6 +108,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         if not path.is_relative_to(ROOT):
             return match.group(0)
         name = path.relative_to(ROOT).as_posix()
+        if name == ledger.PAGE and files.get_file_from_path(f"docs/claims/{anchor[1:]}.md"):
+            return f"[{text}]({target.removesuffix('.md')}/{anchor[1:]}.md)"
         if files.get_file_from_path(name):
             return match.group(0)
         if files.get_file_from_path(f"{name}/README.md"):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
 from deepstack.schemes import SCHEMES
 
-ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "docs_site"))
+from scheme_groups import grouped
 
 
 class Cells(HTMLParser):
@@ -45,3 +48,14 @@ def test_every_equation_appears_whole_on_the_page_of_schemes() -> None:
     shown = {row[0]: row[1] for row in cells.rows if len(row) == 6}
     for name in SCHEMES:
         assert shown[name] == SCHEMES[name].equation.replace("`", "")  # set as code
+
+
+def test_the_site_has_every_scheme_once_below_a_heading_of_its_module() -> None:
+    text = (ROOT / "docs/schemes.md").read_text(encoding="utf-8")
+    groups = re.findall(
+        r"^## (.+)\n\n.+\n\n\| name .+\n\| --- .+\n((?:\| .+\n)+)", grouped(text), re.M
+    )
+    names = [[row.split()[1] for row in rows.splitlines()] for _, rows in groups]
+    assert sorted(name for group in names for name in group) == sorted(SCHEMES)
+    assert len({title for title, _ in groups}) == len(names) > 5
+    assert ["deepnorm" in group for group in names] == ["post_ln" in group for group in names]
