@@ -78,6 +78,21 @@ def test_the_first_steps_and_the_twenty_after_a_spike_have_none() -> None:
     assert [spike.step for spike in spikes_in(losses)] == [31, 61]
 
 
+@pytest.mark.parametrize(("jump", "spikes"), [(0.15, 0), (0.17, 1)])
+def test_calm_losses_have_a_spike_above_eight_percent(jump: float, spikes: int) -> None:
+    """The robust deviation is at least 1 % of the median, here of 2."""
+    losses = [2.0 + 1e-6 * (step % 3) for step in range(60)]
+    losses[40] += jump
+    assert len(spikes_in(losses)) == spikes
+
+
+@pytest.mark.parametrize(("second", "steps"), [(50, [31]), (51, [31, 52])])
+def test_the_twenty_first_step_after_a_spike_may_be_one(second: int, steps: list[int]) -> None:
+    losses = [2.0] * 100
+    losses[30] = losses[second] = 8.0
+    assert [spike.step for spike in spikes_in(losses)] == steps
+
+
 def test_numbers_that_are_not_finite_are_left_out() -> None:
     losses = [2.0 + 0.01 * (i % 5) for i in range(60)]
     losses[30], losses[45] = math.nan, math.inf
@@ -93,6 +108,15 @@ def test_the_first_step_with_a_moved_layer_counts_and_there_the_largest_factor()
     (spike,) = spikes_in(losses, None, changes)
     moved = spike.moved_layer, spike.moved_step, spike.moved_factor, spike.moved_factor_median
     assert moved == (3, 38, 9.0, pytest.approx((1.1 + 4.0) / 2))
+
+
+def test_a_finder_that_goes_on_knows_of_the_spike_before() -> None:
+    first, second = SpikeFinder(), SpikeFinder()
+    for step in range(1, 33):
+        first.follow(step, 8.0 if step == 31 else 2.0, 1.0, [1.0])
+    second.load(first.state())
+    second.follow(33, 8.0, 1.0, [1.0])
+    assert second.spike is None  # within twenty steps
 
 
 def test_a_finder_goes_on_from_its_state() -> None:

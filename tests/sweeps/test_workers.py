@@ -121,6 +121,28 @@ def test_an_interrupted_run_saves_and_ends_its_worker(
     assert pid_of(run_of(tmp_path, small(seed=2))) != pid_of(cut)
 
 
+def test_a_run_takes_a_worker_of_its_own_variables_alone(
+    workers: ForkServer, tmp_path: Path
+) -> None:
+    pids = []
+    for seed, gpu in enumerate(("0", "1", "0")):
+        given = {"CUDA_VISIBLE_DEVICES": gpu}
+        assert ended(start(workers, small(seed=seed), tmp_path, environment=given)) == 0
+        pids.append(pid_of(run_of(tmp_path, small(seed=seed))))
+    assert pids[0] == pids[2] != pids[1]
+
+
+def test_the_longest_idle_worker_ends_first(workers: ForkServer, tmp_path: Path) -> None:
+    long, short = small(train__steps=300), small(seed=1, train__steps=1)
+    both = [start(workers, config, tmp_path) for config in (long, short)]
+    assert [ended(process) for process in both] == [0, 0]
+    there = [Path(f"/proc/{pid_of(run_of(tmp_path, config))}") for config in (long, short)]
+    assert all(path.exists() for path in there)
+    workers.end_idle_workers(1)
+    until(lambda: not all(path.exists() for path in there))
+    assert there[0].exists()
+
+
 def test_a_refused_run_and_lack_of_memory_end_their_worker(
     workers: ForkServer, tmp_path: Path
 ) -> None:
