@@ -213,4 +213,16 @@ ROWS = (
         "instruments/ledger/test_reproduce.py"
         "::test_values_of_runs_are_in_the_order_of_seeds_whatever_the_order_of_runs",
     ),
+    (
+        "an_infinite_loss_is_the_least", "instruments/ledger",
+        "torch.nan_to_num(losses, nan=1e9, posinf=1e9)",
+        "torch.nan_to_num(losses, nan=1e9, posinf=-1e9)",
+        "instruments/ledger/test_reproduce.py::test_a_lost_rate_is_worse_than_all_others",
+    ),
+    (
+        "outcome_by_less_than_an_interval", "runs",
+        "student(blocks) * error if has_interval", "error if has_interval",
+        "runs/test_outcomes.py"
+        "::test_a_run_has_learnt_if_its_interval_over_blocks_lies_below_chance",
+    ),
 )  # fmt: skip

@@ -104,6 +104,13 @@ def test_no_rate_is_the_best_at_an_end_of_the_grid() -> None:
             best_rate(rates, torch.tensor(losses))
 
 
+def test_a_lost_rate_is_worse_than_all_others() -> None:
+    rates = [1e-3, 2e-3, 4e-3, 8e-3, 16e-3]
+    for lost in (math.inf, math.nan):
+        losses = torch.tensor([lost, 2.0, 1.0, 2.0, lost])
+        assert best_rate(rates, losses) == pytest.approx(4e-3)
+
+
 def test_values_of_runs_are_in_the_order_of_seeds_whatever_the_order_of_runs(
     tmp_path: Path,
 ) -> None:
