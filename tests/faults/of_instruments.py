@@ -133,4 +133,74 @@ ROWS = (
         'return environment | {"commit": git.get("commit")}', "return environment",
         "instruments/diff/test_diff.py::test_other_versions_and_commits_are_named",
     ),
+    (
+        "variables_of_a_study_make_no_other_run", "instruments/own_trainer",
+        'known |= {"environment": dict(self.environment)} if self.environment else {}',
+        "known |= {}",
+        "instruments/own_trainer/test_records_of_commands.py"
+        "::test_runs_of_other_variables_are_others",
+    ),
+    (
+        "a_command_without_the_seed_is_compared", "instruments/own_trainer",
+        "if not set(seeds) & set(one.names))", "if not seeds)",
+        "instruments/own_trainer/test_verdicts.py"
+        "::test_a_comparison_needs_the_seed_in_both_commands",
+    ),
+    (
+        "a_probe_that_goes_on_is_taken", "instruments/own_trainer",
+        "if probe.state not in ENDED:", "if not probe.state:",
+        "instruments/own_trainer/test_records_of_commands.py"
+        "::test_a_probe_must_have_ended_before_its_command[running-failed]",
+    ),
+    (
+        "settings_of_a_probe_before_those_of_its_study", "instruments/own_trainer",
+        "nested(known | settings)", "nested(settings | known)",
+        "instruments/own_trainer/test_records_of_commands.py"
+        "::test_a_probe_gives_the_settings_that_the_study_does_not",
+    ),
+    (
+        "a_probe_hides_a_divergence", "instruments/own_trainer",
+        'diverged |= not math.isfinite(float(folder.last_row().get("loss") or 0))', "pass",
+        "instruments/own_trainer/test_records_of_commands.py"
+        "::test_a_loss_of_the_probe_that_is_not_finite_has_diverged",
+    ),
+    (
+        "a_resumed_command_loses_its_files", "instruments/own_trainer",
+        "if not keep and files.exists():", "if files.exists():",
+        "instruments/own_trainer/test_records_of_commands.py"
+        "::test_a_command_that_goes_on_keeps_its_files_of_the_earlier_start[True]",
+    ),
+    (
+        "truth_as_python_writes_it", "instruments/own_trainer",
+        "str(value).lower() if isinstance(value, bool) else str(value)", "str(value)",
+        "instruments/own_trainer/test_study_files.py"
+        "::test_numbers_and_truth_are_written_as_a_trainer_reads_them",
+    ),
+    (
+        "only_children_of_a_command_are_killed", "instruments/own_trainer",
+        "        todo += new\n", "",
+        "instruments/own_trainer/test_records_of_commands.py"
+        "::test_processes_below_those_of_a_command_are_found",
+    ),
+    (
+        "a_probe_without_updates_at_a_spike", "instruments/probe",
+        "may_be_due = self._spikes is not None or is_due(self.layers_every, self.at + 1)",
+        "may_be_due = is_due(self.layers_every, self.at + 1)",
+        "instruments/probe/test_probe_at_spikes.py"
+        "::test_a_bad_batch_gives_a_snapshot_at_its_step[1]",
+    ),
+    (
+        "a_rate_of_falling_modules_alone", "instruments/coordinates",
+        'is_twice = row.over == "width" and bool(ends) and max(ends) - typical > TWICE',
+        'is_twice = row.over == "width"',
+        "instruments/coordinates/test_exponents.py"
+        "::test_steps_that_grow_together_have_one_cause",
+    ),
+    (
+        "a_remedy_of_the_other_rule", "instruments/coordinates",
+        'power = {1.0: "1/depth", 0.5: "1/√depth"}[a]',
+        'power = {0.5: "1/depth", 1.0: "1/√depth"}[a]',
+        "instruments/coordinates/test_exponents.py"
+        "::test_the_remedy_of_a_branch_is_the_multiplier_of_its_rule[completep-1/depth]",
+    ),
 )  # fmt: skip
