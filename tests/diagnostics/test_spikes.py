@@ -20,6 +20,7 @@ from deepstack.model.build import Built
 from deepstack.records import Run
 from deepstack.runs import Runs
 from deepstack.runs.spikes import spike_sentence, spike_sentences, spikes_of
+from deepstack.training import parent_of
 from deepstack.training.timing import timed_steps
 
 PLANTED = 40
@@ -227,20 +228,39 @@ def test_the_option_changes_no_other_byte_of_a_smooth_run(tmp_path: Path) -> Non
     assert "layers_on: spike" in (run.path / "config.yaml").read_text()
 
 
-@pytest.mark.parametrize("at", [30, pytest.param(41, marks=pytest.mark.slow), 50])
-def test_a_resumed_run_has_the_same_spikes_and_records(
-    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def raise_one_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the learning rate of step 40 so large that the loss of step 41 jumps."""
     usual_rate = training_run.learning_rate
     monkeypatch.setattr(
         training_run, "learning_rate", lambda train, t: usual_rate(train, t) * 1e5 ** (t == PLANTED)
     )
+
+
+@pytest.mark.parametrize("at", [30, pytest.param(41, marks=pytest.mark.slow), 50])
+def test_a_resumed_run_has_the_same_spikes_and_records(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raise_one_rate(monkeypatch)
     settings = config(log__layers_on="spike", train__max_loss=1e6)
     whole = deepstack.train(settings, out=tmp_path / "whole")
     interrupted(settings, tmp_path / "parts", at)
     resumed = deepstack.train(settings, study="runs", out=tmp_path / "parts")
     assert spikes_of(whole)[0]["step"] == PLANTED + 1, "the rate jumps at step 40"
     assert logs_of(resumed) == logs_of(whole) and data_of(resumed) == data_of(whole)
+
+
+def test_an_extended_run_keeps_the_record_of_a_spike_at_the_last_step_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raise_one_rate(monkeypatch)
+    settings = {"train__schedule": "constant", "train__max_loss": 1e6}
+    settings |= {"train__steps": PLANTED + 1, "runtime__keep_optimizer": True}
+    for more, kept in (({"log__layers_on": "spike"}, True), ({}, False)):
+        run = deepstack.train(config(**settings, **more), out=tmp_path / str(kept))
+        parent = parent_of(run.path, 4, ())
+        longer = deepstack.train(parent.config, out=tmp_path / str(kept), parent=parent)
+        assert spikes_of(longer)[:1] == spikes_of(run) and len(spikes_of(run)) == kept
+        assert (PLANTED + 1 in longer.layers("grad_norm")[0]) == kept
 
 
 def test_records_at_spikes_need_records() -> None:

@@ -1,4 +1,4 @@
-"""Faults of kernels, replays, sweeps, estimates, spikes and held-out blocks."""
+"""Faults of kernels, replays, runs, sweeps, estimates, spikes and held-out blocks."""
 
 ROWS = (
     (
@@ -200,5 +200,68 @@ ROWS = (
         "if inputs.shape not in self.captured:",
         "fast/test_captured_passes.py"
         "::test_a_pass_that_cannot_be_captured_runs_kernel_by_kernel[2]",
+    ),
+    (
+        "update_of_a_layer_unknown_at_a_spike", "training",
+        "due = self.spikes is not None or self._layers_are_due(step)",
+        "due = self._layers_are_due(step)",
+        "diagnostics/test_spikes.py"
+        "::test_a_planted_change_gives_a_record_at_its_spike_and_names_its_layer",
+    ),
+    (
+        "a_spike_without_a_record", "training",
+        "return is_usual or self._spike_at(step) is not None", "return is_usual",
+        "diagnostics/test_spikes.py"
+        "::test_a_planted_change_gives_a_record_at_its_spike_and_names_its_layer",
+    ),
+    (
+        "an_extended_run_loses_records_of_spikes", "training",
+        'due = log == LOG or (log == "layers" and at in spikes)', "due = log == LOG",
+        "diagnostics/test_spikes.py"
+        "::test_an_extended_run_keeps_the_record_of_a_spike_at_the_last_step_before",
+    ),
+    (
+        "a_gpu_shared_without_end", "sweeps",
+        "return gpu.free - sum(other.gpu_memory for other in taken if other.gpu == gpu.name)",
+        "return gpu.free",
+        "sweeps/test_sweeps_resources.py"
+        "::test_small_runs_share_a_gpu_and_large_ones_have_one_each",
+    ),
+    (
+        "a_run_has_no_share_of_the_memory", "sweeps",
+        "memory = max(memory, self.budget // self.workers)", "pass",
+        "sweeps/test_sweeps_resources.py"
+        "::test_runs_share_the_memory_and_never_hold_more_than_there_is",
+    ),
+    (
+        "idle_workers_keep_their_memory", "sweeps",
+        "                self._server.end_idle_workers(self._idle.total())\n", "",
+        "sweeps/test_workers.py::test_idle_workers_leave_their_memory_to_a_run_that_waits",
+    ),
+    (
+        "error_over_sequences_and_not_blocks", "training",
+        "return standard_error(sums, positions.sum(axis=1), self.blocks)",
+        "return standard_error(sums, positions.sum(axis=1), np.arange(len(sums)))",
+        "training/test_evaluation.py"
+        "::test_the_logged_errors_are_those_of_a_jackknife_over_blocks",
+    ),
+    (
+        "error_of_a_loss_without_its_chance", "training",
+        'row["margin_se"] = self.mean(masked - self.chance, self.masked)[1]',
+        'row["margin_se"] = row["loss_masked_se"]',
+        "training/test_evaluation.py"
+        "::test_the_logged_errors_are_those_of_a_jackknife_over_blocks",
+    ),
+    (
+        "muon_remembers_two_moments", "config",
+        "sum(n if role in of_muon else 2 * n for role, n", "sum(2 * n for role, n",
+        "training/test_kept_weights.py::test_the_disk_estimate_is_near_the_bytes_of_a_run[muon]",
+    ),
+    (
+        "a_run_keeps_its_optimizer_for_nothing", "config",
+        "checkpoint = (optimizer + logs) * config.runtime.keep_optimizer",
+        "checkpoint = logs * config.runtime.keep_optimizer",
+        "training/test_kept_weights.py"
+        "::test_the_disk_estimate_is_near_the_bytes_of_a_run[adamw]",
     ),
 )  # fmt: skip

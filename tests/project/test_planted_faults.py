@@ -9,7 +9,7 @@ from helpers import TESTS
 from helpers.sampling import rotating
 from planted_faults import FAULTS, Fault, file_of
 
-PARTS, EVERY = 24, 12  # each part imports PyTorch once more; a commit tries two, a dozen faults
+PARTS, EVERY = 28, 14  # each part imports PyTorch once more; a commit tries two, a dozen faults
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

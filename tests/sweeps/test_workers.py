@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,22 @@ def test_twelve_runs_on_a_gpu_start_two_processes(
     monkeypatch.undo()
     alone = deepstack.train(small(train__steps=6, seed=7), out=tmp_path / "alone")
     assert data_of(run_of(tmp_path / "s", small(seed=7))) == data_of(alone)
+
+
+def test_idle_workers_leave_their_memory_to_a_run_that_waits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pretend_gpu(monkeypatch)
+    short, large, long = plan(LONG, {"train.steps": [1, 2, 10**5]}, study="s", out=tmp_path)
+    with closing(Local([short, large, long], "s", tmp_path, 2, budget=40 * 10**9)) as launcher:
+        first, second = launcher.start(short), launcher.start(long)
+        assert first is not None and second is not None
+        until(lambda: first.poll() == 0)
+        worker = Path(f"/proc/{pid_of(Run(short.folder.path))}")
+        assert worker.exists()
+        assert launcher.start(replace(large, memory=79 * 10**9)) is None  # beside the other run
+        until(lambda: not worker.exists(), seconds=20)
+        assert second.poll() is None
 
 
 @pytest.mark.slow

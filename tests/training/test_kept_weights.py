@@ -95,9 +95,11 @@ def test_the_disk_estimate_counts_the_records_of_layers(every: int, tmp_path: Pa
     assert 0.5 < counted / sum(file.stat().st_size for file in files) < 2
 
 
-def test_the_disk_estimate_is_near_the_bytes_of_a_run(tmp_path: Path) -> None:
-    """Also with Adam's two moments, and with the three checkpoints of a run that goes on."""
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_disk_estimate_is_near_the_bytes_of_a_run(optimizer: str, tmp_path: Path) -> None:
+    """Also with Adam's two moments, or Muon's one, and with three checkpoints as it goes on."""
     sizes = {"model__d_model": 64, "model__depth": 3, "train__steps": 4}
+    sizes |= {"train__optimizer": optimizer}
     for keeps in (False, True):
         config = small(**sizes, runtime__keep_optimizer=keeps, train__keep_weights=[1, 3])
         run = deepstack.train(config, out=tmp_path / str(keeps))
