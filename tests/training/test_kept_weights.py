@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.command_line import refusal, typed
@@ -98,7 +99,7 @@ def test_the_disk_estimate_counts_the_records_of_layers(every: int, tmp_path: Pa
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_disk_estimate_is_near_the_bytes_of_a_run(optimizer: str, tmp_path: Path) -> None:
     """Also with Adam's two moments, or Muon's one, and with three checkpoints as it goes on."""
-    sizes = {"model__d_model": 64, "model__depth": 3, "train__steps": 4}
+    sizes: dict[str, Any] = {"model__d_model": 64, "model__depth": 3, "train__steps": 4}
     sizes |= {"train__optimizer": optimizer}
     for keeps in (False, True):
         config = small(**sizes, runtime__keep_optimizer=keeps, train__keep_weights=[1, 3])
