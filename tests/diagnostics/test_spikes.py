@@ -20,6 +20,7 @@ from deepstack.model.build import Built
 from deepstack.records import Run
 from deepstack.runs import Runs
 from deepstack.runs.spikes import spike_sentence, spike_sentences, spikes_of
+from deepstack.training import parent_of
 from deepstack.training.timing import timed_steps
 
 PLANTED = 40
@@ -78,6 +79,21 @@ def test_the_first_steps_and_the_twenty_after_a_spike_have_none() -> None:
     assert [spike.step for spike in spikes_in(losses)] == [31, 61]
 
 
+@pytest.mark.parametrize(("jump", "spikes"), [(0.15, 0), (0.17, 1)])
+def test_calm_losses_have_a_spike_above_eight_percent(jump: float, spikes: int) -> None:
+    """The robust deviation is at least 1 % of the median, here of 2."""
+    losses = [2.0 + 1e-6 * (step % 3) for step in range(60)]
+    losses[40] += jump
+    assert len(spikes_in(losses)) == spikes
+
+
+@pytest.mark.parametrize(("second", "steps"), [(50, [31]), (51, [31, 52])])
+def test_the_twenty_first_step_after_a_spike_may_be_one(second: int, steps: list[int]) -> None:
+    losses = [2.0] * 100
+    losses[30] = losses[second] = 8.0
+    assert [spike.step for spike in spikes_in(losses)] == steps
+
+
 def test_numbers_that_are_not_finite_are_left_out() -> None:
     losses = [2.0 + 0.01 * (i % 5) for i in range(60)]
     losses[30], losses[45] = math.nan, math.inf
@@ -93,6 +109,15 @@ def test_the_first_step_with_a_moved_layer_counts_and_there_the_largest_factor()
     (spike,) = spikes_in(losses, None, changes)
     moved = spike.moved_layer, spike.moved_step, spike.moved_factor, spike.moved_factor_median
     assert moved == (3, 38, 9.0, pytest.approx((1.1 + 4.0) / 2))
+
+
+def test_a_finder_that_goes_on_knows_of_the_spike_before() -> None:
+    first, second = SpikeFinder(), SpikeFinder()
+    for step in range(1, 33):
+        first.follow(step, 8.0 if step == 31 else 2.0, 1.0, [1.0])
+    second.load(first.state())
+    second.follow(33, 8.0, 1.0, [1.0])
+    assert second.spike is None  # within twenty steps
 
 
 def test_a_finder_goes_on_from_its_state() -> None:
@@ -203,20 +228,39 @@ def test_the_option_changes_no_other_byte_of_a_smooth_run(tmp_path: Path) -> Non
     assert "layers_on: spike" in (run.path / "config.yaml").read_text()
 
 
-@pytest.mark.parametrize("at", [30, pytest.param(41, marks=pytest.mark.slow), 50])
-def test_a_resumed_run_has_the_same_spikes_and_records(
-    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def raise_one_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the learning rate of step 40 so large that the loss of step 41 jumps."""
     usual_rate = training_run.learning_rate
     monkeypatch.setattr(
         training_run, "learning_rate", lambda train, t: usual_rate(train, t) * 1e5 ** (t == PLANTED)
     )
+
+
+@pytest.mark.parametrize("at", [30, pytest.param(41, marks=pytest.mark.slow), 50])
+def test_a_resumed_run_has_the_same_spikes_and_records(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raise_one_rate(monkeypatch)
     settings = config(log__layers_on="spike", train__max_loss=1e6)
     whole = deepstack.train(settings, out=tmp_path / "whole")
     interrupted(settings, tmp_path / "parts", at)
     resumed = deepstack.train(settings, study="runs", out=tmp_path / "parts")
     assert spikes_of(whole)[0]["step"] == PLANTED + 1, "the rate jumps at step 40"
     assert logs_of(resumed) == logs_of(whole) and data_of(resumed) == data_of(whole)
+
+
+def test_an_extended_run_keeps_the_record_of_a_spike_at_the_last_step_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raise_one_rate(monkeypatch)
+    settings = {"train__schedule": "constant", "train__max_loss": 1e6}
+    settings |= {"train__steps": PLANTED + 1, "runtime__keep_optimizer": True}
+    for more, kept in (({"log__layers_on": "spike"}, True), ({}, False)):
+        run = deepstack.train(config(**settings, **more), out=tmp_path / str(kept))
+        parent = parent_of(run.path, 4, ())
+        longer = deepstack.train(parent.config, out=tmp_path / str(kept), parent=parent)
+        assert spikes_of(longer)[:1] == spikes_of(run) and len(spikes_of(run)) == kept
+        assert (PLANTED + 1 in longer.layers("grad_norm")[0]) == kept
 
 
 def test_records_at_spikes_need_records() -> None:

@@ -112,6 +112,24 @@ def test_a_library_of_another_user_is_replaced(programs: Programs) -> None:
     assert path.stat().st_uid == 0
 
 
+def test_a_library_that_the_system_gives_another_owner_is_replaced(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the rights of root, which gives a file to another user above."""
+    programs.add_good("g++")
+    fresh()
+    library, state_of = library_in(cache.cache_folder()).stat(), os.fstat
+
+    def with_other_owner(descriptor: int) -> os.stat_result:
+        state = state_of(descriptor)
+        if state.st_ino != library.st_ino:
+            return state
+        return os.stat_result((*state[:4], state.st_uid + 1, *state[5:]))
+
+    monkeypatch.setattr(os, "fstat", with_other_owner)
+    assert isinstance(fresh(), Kernels) and len(programs.calls) == 2
+
+
 def test_a_library_that_cannot_be_loaded_is_compiled_again(programs: Programs) -> None:
     """A module of Python has no kernels; bytes that are no library at all may have a right sum."""
     programs.add_good("g++")

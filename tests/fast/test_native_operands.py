@@ -76,6 +76,10 @@ OPTIONS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "the gradient of GELU by tanh": (
         lambda dy, x: ATEN.gelu_backward(dy, x, approximate="tanh"), ((99,), (99,))
     ),
+    "ELU with a scale": (lambda x: ATEN.elu(x, 1.5, 0.7), ((99,),)),
+    "the gradient of ELU with a scale": (
+        lambda dy, x: ATEN.elu_backward(dy, 1.5, 0.7, 1, False, x), ((99,), (99,))
+    ),
     "a difference with a factor": (lambda x, y: torch.sub(x, y, alpha=3), ((99,), (99,))),
     "a number less a tensor": (lambda x: torch.rsub(x, 2.0, alpha=3), ((99,),)),
 }  # fmt: skip

@@ -1,8 +1,10 @@
 """How a pool ends runs and reports those that ended badly, with processes that only act."""
 
+import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.command_line import typed
@@ -112,6 +114,34 @@ def test_a_run_beyond_its_timeout_is_killed_and_has_failed(
     status = Run(entry.cell.folder.path).status
     assert entry.state == status["state"] == "failed"
     assert status["error"] == entry.message == "took longer than --run-timeout, 0.05 s"
+
+
+def test_the_time_of_a_pause_counts_for_no_limit_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here a clock that stands still but for a pause of 100 seconds."""
+    now, pauses = [0.0], iter([True])
+
+    def stopped(pid: int, number: int) -> None:
+        assert (pid, number) == (os.getpid(), signal.SIGSTOP)
+        now[0] += 100
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None)
+    monkeypatch.setattr(pool, "time", clock)
+    monkeypatch.setattr(pool, "os", SimpleNamespace(kill=stopped, getpid=os.getpid))
+    looks: list[int] = []
+    stage = Stage({}, "done")
+
+    def show(progress: object) -> None:
+        looks.append(1)
+        if len(looks) == 3:
+            stage.actors[0].code = 0
+
+    sweep = Pool(cells_of(tmp_path), stage, run_timeout=50, show=show)
+    sweep.pause = lambda: next(pauses, False)
+    (entry,) = sweep.run()
+    assert entry.state == "done" and now == [100]
+    assert stage.actors[0].signals == [signal.SIGSTOP, signal.SIGCONT]
 
 
 def test_a_run_that_may_be_working_is_left_alone(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,28 @@ def test_an_interrupted_run_saves_and_ends_its_worker(
     assert pid_of(run_of(tmp_path, small(seed=2))) != pid_of(cut)
 
 
+def test_a_run_takes_a_worker_of_its_own_variables_alone(
+    workers: ForkServer, tmp_path: Path
+) -> None:
+    pids = []
+    for seed, gpu in enumerate(("0", "1", "0")):
+        given = {"CUDA_VISIBLE_DEVICES": gpu}
+        assert ended(start(workers, small(seed=seed), tmp_path, environment=given)) == 0
+        pids.append(pid_of(run_of(tmp_path, small(seed=seed))))
+    assert pids[0] == pids[2] != pids[1]
+
+
+def test_the_longest_idle_worker_ends_first(workers: ForkServer, tmp_path: Path) -> None:
+    long, short = small(train__steps=300), small(seed=1, train__steps=1)
+    both = [start(workers, config, tmp_path) for config in (long, short)]
+    assert [ended(process) for process in both] == [0, 0]
+    there = [Path(f"/proc/{pid_of(run_of(tmp_path, config))}") for config in (long, short)]
+    assert all(path.exists() for path in there)
+    workers.end_idle_workers(1)
+    until(lambda: not all(path.exists() for path in there))
+    assert there[0].exists()
+
+
 def test_a_refused_run_and_lack_of_memory_end_their_worker(
     workers: ForkServer, tmp_path: Path
 ) -> None:
@@ -179,6 +202,22 @@ def test_twelve_runs_on_a_gpu_start_two_processes(
     monkeypatch.undo()
     alone = deepstack.train(small(train__steps=6, seed=7), out=tmp_path / "alone")
     assert data_of(run_of(tmp_path / "s", small(seed=7))) == data_of(alone)
+
+
+def test_idle_workers_leave_their_memory_to_a_run_that_waits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pretend_gpu(monkeypatch)
+    short, large, long = plan(LONG, {"train.steps": [1, 2, 10**5]}, study="s", out=tmp_path)
+    with closing(Local([short, large, long], "s", tmp_path, 2, budget=40 * 10**9)) as launcher:
+        first, second = launcher.start(short), launcher.start(long)
+        assert first is not None and second is not None
+        until(lambda: first.poll() == 0)
+        worker = Path(f"/proc/{pid_of(Run(short.folder.path))}")
+        assert worker.exists()
+        assert launcher.start(replace(large, memory=79 * 10**9)) is None  # beside the other run
+        until(lambda: not worker.exists(), seconds=20)
+        assert second.poll() is None
 
 
 @pytest.mark.slow

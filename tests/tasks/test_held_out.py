@@ -110,9 +110,13 @@ def test_a_held_out_path_is_cut_into_blocks_for_the_standard_error() -> None:
     assert set(halves.blocks) == set(range(37))
 
 
-def test_windows_never_have_tokens_of_both_sides() -> None:
-    text = Part(np.arange(50_000))
-    halves = split([text], [50_000], 0.1, 17)
+@pytest.mark.parametrize("files", [1, 80])
+def test_windows_never_have_tokens_of_both_sides(files: int) -> None:
+    """Some blocks of a text of many files lie in two of them."""
+    size = 50_000 // files
+    texts = [part(i * size, (i + 1) * size) for i in range(files)]
+    halves = split(texts, [size] * files, 0.1, 17)
+    assert (len(set(halves.blocks)) < len(halves.blocks)) == (files > 1)
     held = set(tokens_of(halves.held))
     source = Reader("decoder", 16, 0.15, (1, 0, 0), 3).source(50_000, halves)
     random = np.random.default_rng(0)

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.command_line import refusal, typed
@@ -86,9 +87,20 @@ def test_the_disk_estimate_counts_the_weights_of_each_kept_step(
         assert counted == pytest.approx(len(at), abs=1.5 if chosen == "log" else 0)
 
 
-def test_the_disk_estimate_is_near_the_bytes_of_a_run(tmp_path: Path) -> None:
-    """Also with Adam's two moments, and with the three checkpoints of a run that goes on."""
-    sizes = {"model__d_model": 64, "model__depth": 3, "train__steps": 4}
+@pytest.mark.parametrize("every", [1, 10])
+def test_the_disk_estimate_counts_the_records_of_layers(every: int, tmp_path: Path) -> None:
+    sizes = {"model__depth": 8, "train__steps": 30}
+    config = small(**sizes, log__layers_every=every)
+    counted = disk_estimate(config)[0] - disk_estimate(small(**sizes, log__layers_every=0))[0]
+    files = (deepstack.train(config, out=tmp_path).path / "layers").iterdir()
+    assert 0.5 < counted / sum(file.stat().st_size for file in files) < 2
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_disk_estimate_is_near_the_bytes_of_a_run(optimizer: str, tmp_path: Path) -> None:
+    """Also with Adam's two moments, or Muon's one, and with three checkpoints as it goes on."""
+    sizes: dict[str, Any] = {"model__d_model": 64, "model__depth": 3, "train__steps": 4}
+    sizes |= {"train__optimizer": optimizer}
     for keeps in (False, True):
         config = small(**sizes, runtime__keep_optimizer=keeps, train__keep_weights=[1, 3])
         run = deepstack.train(config, out=tmp_path / str(keeps))

@@ -2,7 +2,7 @@
 
 import math
 import resource
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -184,6 +184,24 @@ def test_no_parameter_moves_from_the_step_on_that_diverged(optimizer: str, facto
         after.append(weights(built))
     assert not torch.equal(after[0], after[1])
     assert all(torch.equal(after[1], later) for later in after[2:])
+
+
+def test_no_parameter_moves_after_an_f_that_is_not_finite() -> None:
+    """The probe measures F after the second update, so that only later ones are left out."""
+    config = small()
+    built = build_model(config, vocab_size=17)
+    updates = iter([0.1, math.inf, 0.1, 0.1])
+    optimizer = make_optimizer(config.train, built)
+    step = make_step(
+        lambda x, y: mean_loss(built.model(x), y), built, optimizer, config.train,
+        probe=lambda: {"model_update": torch.tensor(next(updates))},
+    )  # fmt: skip
+    tokens, after = torch.arange(32).view(2, 16) % 17, [weights(built)]
+    for _ in range(4):
+        step(tokens, tokens, 0.01)
+        after.append(weights(built))
+    moved = [not torch.equal(a, b) for a, b in pairwise(after)]
+    assert moved == [True, True, False, False]
 
 
 def weights(built: Built) -> torch.Tensor:

@@ -2,21 +2,25 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.attention_blocks import block as attention_block
 from helpers.command_line import refusal, typed
+from helpers.conform_blocks import block as block_of
 from helpers.pages import shown
 
 from deepstack.base.errors import ConfigError
 from deepstack.instruments.conform.conform import examine
-from deepstack.instruments.conform.sets import SETS, set_of
+from deepstack.instruments.conform.sets import SETS, badge_of, set_of
 from deepstack.schemes import SCHEMES
 
 DATED = "--scheme", "deepnorm", "--set", "2026-12"
 NAMES = 16  # of the block: q, k, v, o, w1, w2 with biases, and gain and bias of two norms
+# Checks at one depth: F; x_0 and each parameter; each parameter; each parameter twice.
+WHOLE = 1 + (1 + NAMES) + NAMES + 2 * NAMES
 
 
 @pytest.fixture
@@ -32,8 +36,7 @@ def test_a_right_block_passes_all_checks_of_the_set(block: Path, tmp_path: Path)
     badge = tmp_path / "badge.json"
     done = typed("conform", block, *DATED, "--json", "--badge", badge)
     found = json.loads(done.stdout)
-    # three depths: F; x_0 and each parameter; each parameter; each parameter twice
-    whole = 3 * (1 + (1 + NAMES) + NAMES + 2 * NAMES)
+    whole = 3 * WHOLE  # of three depths
     assert len(found["rows"]) == found["checks"] == found["passed"] == whole
     assert found["set"] == "schemes 2026-12" and found["scheme"] == "deepnorm"
     assert all(row["agrees"] for row in found["rows"])
@@ -60,6 +63,20 @@ def test_a_wrong_start_counts_the_checks_that_agree_before_it(block: Path, tmp_p
     assert "the first difference ends the set" in message
     shown = json.loads(badge.read_text())
     assert (shown["color"], shown["message"]) == ("red", "DeepNorm: start differs")
+
+
+@pytest.mark.parametrize(
+    ("fault", "color", "result"),
+    [("", "brightgreen", f"{WHOLE} of {WHOLE} checks"), ("logits", "red", "forward differs")],
+)
+def test_a_badge_is_green_only_where_all_checks_agree(
+    fault: str, color: str, result: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here of a set with stacks of two layers alone."""
+    monkeypatch.setitem(SETS, "2026-12", replace(SETS["2026-12"], depths=(2,)))
+    report = examine(block_of("post_ln", fault), "post_ln", set_name="2026-12")
+    badge = badge_of(report)
+    assert (badge["color"], badge["message"]) == (color, f"Post-LN: {result}")
 
 
 def test_a_fault_beside_the_numbers_is_a_check_that_fails() -> None:

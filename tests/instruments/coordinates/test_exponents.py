@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from deepstack.instruments.coordinates.causes import cause_of
+from deepstack.instruments.coordinates.causes import RESIDUAL, cause_of, remedy
 from deepstack.instruments.coordinates.cells import Cell, Value
 from deepstack.instruments.coordinates.exponents import (
     Exponent,
@@ -226,3 +226,8 @@ def test_the_first_module_is_the_first_of_the_start_and_then_of_training() -> No
     assert "in width      first.q: change by its own parameters after 1 step ∝ width^1.00" in (
         started.text
     )
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("completep", "1/depth"), ("depth-mup", "1/√depth")])
+def test_the_remedy_of_a_branch_is_the_multiplier_of_its_rule(rule: str, factor: str) -> None:
+    assert remedy(RESIDUAL, rule, "depth") == f"multiply every branch by {factor}"

@@ -58,5 +58,17 @@ def test_an_empty_cell_equals_an_empty_cell(tmp_path: Path) -> None:
     assert row["name"] == "loss at step 0" and row["second"] == 1.5
 
 
+def test_other_versions_and_commits_are_named(tmp_path: Path) -> None:
+    runs = []
+    for name in ("a", "b"):
+        run = Run(make_run(tmp_path / name))
+        meta = {"environment": {"torch": "2.9", "host": name}, "git": {"commit": f"{name}1"}}
+        run.folder.write_meta(run.folder.read_meta() | meta)
+        runs.append(Run(run.path))
+    rows = [row for row in differences(*runs)[0] if row["kind"] == "environment"]
+    found = {row["name"]: (row["first"], row["second"]) for row in rows}
+    assert found == {"host": ("a", "b"), "commit": ("a1", "b1")}
+
+
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     assert "is not a run" in refusal(2, "diff", tmp_path, tmp_path)

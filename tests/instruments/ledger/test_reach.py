@@ -6,9 +6,10 @@ from typing import Any, get_args
 
 import pytest
 
+from deepstack import config as conf
 from deepstack.instruments.ledger.claims import CLAIMS, all_claims
 from deepstack.instruments.ledger.measured import Measured
-from deepstack.instruments.ledger.reach import Extent, Verdict, outside, reached
+from deepstack.instruments.ledger.reach import Extent, Verdict, extent_of, outside, reached
 
 DECIDED: tuple[Verdict, ...] = (
     "agrees", "agrees in part", "disagrees", "undecided", "not measured",
@@ -111,3 +112,10 @@ def test_the_range_of_a_study_is_that_of_its_file() -> None:
     tables = 9 * d + 4 * d + 9  # tokens with [MASK], positions, the head's bias
     for depth, tokens in zip((64, 4), measured.tokens, strict=True):
         assert tokens == pytest.approx(50 * 32 * 4 / (depth * layer + tables), rel=0.02)
+
+
+def test_a_range_of_depths_has_both_sides_of_an_encoder_decoder() -> None:
+    text = "model: {family: encoder_decoder, depth: 3, decoder_depth: 5, d_model: 8, n_heads: 2}"
+    for decoder, depths in ((5, (3, 5)), (2, (2, 3))):
+        given = text.replace("decoder_depth: 5", f"decoder_depth: {decoder}")
+        assert extent_of([conf.parse_config(given)]).depth == depths

@@ -9,12 +9,13 @@ import pytest
 import torch
 from helpers.claim_parts import FAR
 from helpers.command_line import typed
+from helpers.plot_runs import make_run
 
 from deepstack.base.errors import PluginError
 from deepstack.instruments.ledger import measured as measuring
 from deepstack.instruments.ledger.claim import UnmeasuredError
 from deepstack.instruments.ledger.claims import CLAIMS, Null, Rule, claim
-from deepstack.instruments.ledger.run_values import best_rate
+from deepstack.instruments.ledger.run_values import along, best_rate, share_learnt
 from deepstack.instruments.ledger.sources import LAYER_CAKE
 from deepstack.records import Run
 from deepstack.runs import Runs
@@ -101,6 +102,35 @@ def test_no_rate_is_the_best_at_an_end_of_the_grid() -> None:
     for losses in ([1.0, 2.0, 3.0], [3.0, 2.0, 1.0], [math.inf, math.nan, 1.0]):
         with pytest.raises(UnmeasuredError, match="at an end of the grid"):
             best_rate(rates, torch.tensor(losses))
+
+
+def test_a_lost_rate_is_worse_than_all_others() -> None:
+    rates = [1e-3, 2e-3, 4e-3, 8e-3, 16e-3]
+    for lost in (math.inf, math.nan):
+        losses = torch.tensor([lost, 2.0, 1.0, 2.0, lost])
+        assert best_rate(rates, losses) == pytest.approx(4e-3)
+
+
+def test_values_of_runs_are_in_the_order_of_seeds_whatever_the_order_of_runs(
+    tmp_path: Path,
+) -> None:
+    places = [(n, seed) for n in (6, 12) for seed in (3, 1, 2)]
+    made = [Run(make_run(tmp_path, depth=n, seed=seed)) for n, seed in places]
+    numbers = {run.path: 100 * n + seed for run, (n, seed) in zip(made, places, strict=True)}
+    for runs in (made, made[::-1]):
+        depths, table = along(Runs(runs), lambda run: numbers[run.path])
+        assert depths == [6, 12]
+        assert table.tolist() == [[601, 1201], [602, 1202], [603, 1203]]
+
+
+@pytest.mark.parametrize(("state", "share"), [("done", 0.25), ("diverged", 0.0)])
+def test_what_a_run_learnt_is_a_share_of_what_context_gives(
+    state: str, share: float, tmp_path: Path
+) -> None:
+    run = Run(make_run(tmp_path, state=state))
+    evals = "step,loss,loss_masked,unigram_loss,optimal_loss\n0,6,6,3,1\n5,2.5,2.5,3,1\n"
+    (run.path / "evals.csv").write_text(evals)
+    assert share_learnt(Run(run.path)) == pytest.approx(share)
 
 
 def test_draws_and_rules_name_the_same_numbers() -> None:

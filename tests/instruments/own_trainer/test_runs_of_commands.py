@@ -69,6 +69,25 @@ def test_a_nan_is_a_result_and_an_exit_code_a_failure(place: Path) -> None:
     assert failed.status["error"] == error
 
 
+def test_a_command_without_a_value_has_failed_and_a_changed_script_is_named(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "own.py"
+    script.write_text("import sys\nprint('val', sys.argv[1]) if sys.argv[1] == '1' else None\n")
+    text = f"command: python -S {script} {{seed}}\nmetric: 'val ([0-9.]+)'\n"
+    study = write(tmp_path, f"{text}sweep: {{grid: {{seed: [0, 1]}}}}\n")
+    out = tmp_path / "results"
+    first = typed("sweep", study, "--out", out)
+    assert first.exit_code == 3 and "changed" not in first.stderr
+    ends = {run.get("seed"): (run.state, run.status.get("error")) for run in find_runs(out)}
+    error = "no line of output.txt matches the metric 'val ([0-9.]+)'"
+    assert ends == {0: ("failed", error), 1: ("done", None)}
+    script.write_text(script.read_text().replace(" if sys.argv[1] == '1' else None", ""))
+    again = typed("sweep", study, "--out", out)
+    assert again.exit_code == 0 and str(script) in again.stderr, again.stderr
+    assert {run.state for run in find_runs(out)} == {"done"}
+
+
 def test_a_changed_output_is_found(place: Path, tmp_path: Path) -> None:
     copy = tmp_path / "study" / "run"
     shutil.copytree(run_of(place, "good").path, copy)

@@ -138,6 +138,29 @@ def test_a_probe_on_one_of_two_processes_leaves_the_other_alone(kind: str, tmp_p
             torch.testing.assert_close(ends[0][key], ends[1][key], rtol=0, atol=0)
 
 
+def measure_sharded(rank: int, folder: str) -> None:
+    """Make a step of a model that is cut over two processes, with a loss of 1 and one of 4."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    model = nn.Sequential(nn.Linear(D, D), nn.Linear(D, D))
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.ones(6, D)
+    with deepstack.probe(model, batch, optimizer, out=f"{folder}/run", layers=()) as probe:
+        model(batch).square().mean().backward()
+        optimizer.step()
+        probe.step(1.0 + 3 * rank)
+    dist.destroy_process_group()
+
+
+def test_the_loss_of_a_sharded_model_is_the_mean_over_its_processes(tmp_path: Path) -> None:
+    run_two(measure_sharded, str(tmp_path))
+    assert Run(tmp_path / "run").steps["loss"].tolist() == [2.5]
+
+
 def lazy() -> nn.Module:
     return nn.Sequential(nn.LazyLinear(D))
 
