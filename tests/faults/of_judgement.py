@@ -215,8 +215,8 @@ ROWS = (
     ),
     (
         "an_infinite_loss_is_the_least", "instruments/ledger",
-        "torch.nan_to_num(losses, nan=1e9, posinf=1e9)",
-        "torch.nan_to_num(losses, nan=1e9, posinf=-1e9)",
+        "torch.nan_to_num(losses, nan=math.inf, posinf=math.inf)",
+        "torch.nan_to_num(losses, nan=math.inf, posinf=-math.inf)",
         "instruments/ledger/test_reproduce.py::test_a_lost_rate_is_worse_than_all_others",
     ),
     (

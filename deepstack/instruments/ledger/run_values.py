@@ -59,13 +59,16 @@ def layers(run: Run, diagnostic: str, record: int = -1) -> np.ndarray:
 def best_rate(rates: list[float], losses: Tensor) -> float:
     """Return the rate of the lowest loss, by a parabola in ln rate through it and its neighbours.
 
-    Infinite or missing losses count as above all others.  Raises UnmeasuredError at an end of the
-    grid, because the best rate may lie beyond.
+    Infinite or missing losses count as above all others; beside one of them no parabola is drawn,
+    and the rate is that of the grid.  Raises UnmeasuredError at an end of the grid, because the
+    best rate may lie beyond.
     """
-    values = torch.nan_to_num(losses, nan=1e9, posinf=1e9)
+    values = torch.nan_to_num(losses, nan=math.inf, posinf=math.inf)
     at = int(values.argmin())
     if not 0 < at < len(rates) - 1:
         raise UnmeasuredError(f"the best of the rates is {rates[at]:g}, at an end of the grid")
     x, y = np.log(rates[at - 1 : at + 2]), values[at - 1 : at + 2].numpy()
+    if not np.isfinite(y).all():
+        return rates[at]
     a, b, _ = np.polyfit(x, y, 2)
     return float(np.exp(np.clip(-b / (2 * a), x[0], x[-1]))) if a > 0 else rates[at]

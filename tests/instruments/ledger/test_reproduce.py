@@ -109,6 +109,8 @@ def test_a_lost_rate_is_worse_than_all_others() -> None:
     for lost in (math.inf, math.nan):
         losses = torch.tensor([lost, 2.0, 1.0, 2.0, lost])
         assert best_rate(rates, losses) == pytest.approx(4e-3)
+        beside = torch.tensor([3.0, 2.0, 1.0, lost, lost])
+        assert best_rate(rates, beside) == rates[2], "no parabola through a loss without a number"
 
 
 def test_values_of_runs_are_in_the_order_of_seeds_whatever_the_order_of_runs(
