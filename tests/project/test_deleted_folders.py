@@ -1,5 +1,6 @@
 """Every instrument and integration can be deleted: everything else still works."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -7,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, TESTS
 from helpers.command_line import TINY
 from helpers.sampling import FAST, ROTATION
 
@@ -17,6 +18,7 @@ FOLDERS = sorted(
     for home in ("instruments", "integrations")
     for path in PACKAGE.glob(f"{home}/*/__init__.py")
 )
+DOTTED = [name.replace("/", ".") for name in FOLDERS]
 ALL = "all"  # of the folders at once
 ORDER = sorted(FOLDERS, key=lambda name: (FOLDERS.index(name) - ROTATION) % len(FOLDERS))
 """The folders; each commit begins with another one: the default tests, the slow ones go on."""
@@ -102,6 +104,15 @@ def test_the_core_works_without_some_folder(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_the_core_works_without_any_other_folder(tmp_path: Path) -> None:
     check_folders(ORDER[len(ORDER) // 6 :], tmp_path)
+
+
+def test_no_module_of_the_fast_tests_imports_a_folder_that_can_be_deleted() -> None:
+    """Their functions do, behind `pytest.importorskip`."""
+    files = [path for place in FAST for path in (TESTS / place, *(TESTS / place).rglob("*.py"))]
+    for path in [path for path in files if path.is_file()]:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            module = node.module if isinstance(node, ast.ImportFrom) else ""
+            assert not any(f"{module}.".startswith(f"deepstack.{name}.") for name in DOTTED), path
 
 
 @pytest.mark.full

