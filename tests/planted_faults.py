@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from faults import ROWS
+from fault_tables import ROWS
 
 ROOT = Path(__file__).parents[1]
 SUFFIXES = (".py", ".html", ".h", ".cpp")  # of the files in which faults are planted
@@ -48,7 +48,7 @@ def file_of(fault: Fault, root: Path = ROOT) -> Path:
     if sum(counts.values()) != 1:
         raise LookupError(
             f"{fault.name}: {fault.old!r} occurs {sum(counts.values())} times in {folder}; "
-            "allowed once: update its row in tests/faults/"
+            "allowed once: update its row in tests/fault_tables/"
         )
     return next(path for path, count in counts.items() if count)
 
