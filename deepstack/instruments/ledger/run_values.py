@@ -12,6 +12,7 @@ from deepstack.instruments.ledger.claim import UnmeasuredError
 from deepstack.instruments.ledger.draws import F64
 from deepstack.records import Run
 from deepstack.runs import Runs
+from deepstack.runs.fit import vertex
 from deepstack.runs.statistics import has_diverged
 
 DEPTH, SEED = "model.depth", "seed"
@@ -59,16 +60,13 @@ def layers(run: Run, diagnostic: str, record: int = -1) -> np.ndarray:
 def best_rate(rates: list[float], losses: Tensor) -> float:
     """Return the rate of the lowest loss, by a parabola in ln rate through it and its neighbours.
 
-    Infinite or missing losses count as above all others; beside one of them no parabola is drawn,
-    and the rate is that of the grid.  Raises UnmeasuredError at an end of the grid, because the
+    Infinite or missing losses count as above all others.  Returns the rate of the grid if a
+    neighbour's loss is one of these.  Raises UnmeasuredError at an end of the grid, because the
     best rate may lie beyond.
     """
     values = torch.nan_to_num(losses, nan=math.inf, posinf=math.inf)
     at = int(values.argmin())
     if not 0 < at < len(rates) - 1:
         raise UnmeasuredError(f"the best of the rates is {rates[at]:g}, at an end of the grid")
-    x, y = np.log(rates[at - 1 : at + 2]), values[at - 1 : at + 2].numpy()
-    if not np.isfinite(y).all():
-        return rates[at]
-    a, b, _ = np.polyfit(x, y, 2)
-    return float(np.exp(np.clip(-b / (2 * a), x[0], x[-1]))) if a > 0 else rates[at]
+    lowest = vertex((np.log(rates), values.numpy()))
+    return rates[at] if lowest is None else math.exp(lowest[0])
