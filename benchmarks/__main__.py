@@ -7,10 +7,9 @@ from typing import Any
 
 import typer
 
-from deepstack.base.errors import ConfigError
-from deepstack.cli import Command, main, reported_errors
+from deepstack.base import ConfigError
+from deepstack.cli import Command, emit, emit_json, log, main, reported_errors
 from deepstack.cli import options as opt
-from deepstack.cli.output import emit, emit_json, log
 from deepstack.config import load_config
 
 COLUMNS = {

@@ -30,9 +30,8 @@ import torch
 
 from benchmarks.peers import shape_config
 from deepstack.config import load_config
-from deepstack.fast.native import Kernels, find_kernels
-from deepstack.training.run import TrainingRun
-from deepstack.training.timing import temporary_run
+from deepstack.fast import Kernels, find_kernels
+from deepstack.training import TrainingRun, temporary_run
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 # Shapes of the suite, and their names in the table.

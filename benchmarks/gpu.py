@@ -28,7 +28,7 @@ import torch
 
 from benchmarks import studies, waits
 from benchmarks.peers import bench, report
-from deepstack.cli.output import emit
+from deepstack.cli import emit
 from deepstack.config import Config, load_config, memory_estimate, with_overrides
 from deepstack.records import Run
 from deepstack.schemes import scheme_memory

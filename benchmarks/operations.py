@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks.peers import shape_config
 from benchmarks.peers.rows import WARM_UP
-from deepstack.training.timing import temporary_run
+from deepstack.training import temporary_run
 
 NUMBERS = 2**18  # of an array: the caches hold it, and not 200 of them
 

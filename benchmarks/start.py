@@ -17,7 +17,7 @@ from pathlib import Path
 
 BEGAN = time.perf_counter()
 
-from deepstack.base.gc_control import gc_paused  # noqa: E402, the script times the imports
+from deepstack.base import gc_paused  # noqa: E402, the script times the imports
 
 with gc_paused():  # as `deepstack train` imports them
     from deepstack.config import load_config

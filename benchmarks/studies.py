@@ -21,11 +21,15 @@ from pathlib import Path
 
 import torch
 
-from deepstack.base.errors import ResourceError
-from deepstack.cli.output import emit
-from deepstack.config import Config, load_study, validation_sequences
-from deepstack.config.estimate import predicted_positions
-from deepstack.config.sizes import layer_counts
+from deepstack.base import ResourceError
+from deepstack.cli import emit
+from deepstack.config import (
+    Config,
+    layer_counts,
+    load_study,
+    predicted_positions,
+    validation_sequences,
+)
 from deepstack.model import flops_of
 from deepstack.sweeps import Cell, plan
 from deepstack.tasks import task_of

@@ -16,8 +16,7 @@ import torch
 
 from deepstack.config import Config
 from deepstack.records import Run, find_runs
-from deepstack.training import train
-from deepstack.training.run import TrainingRun
+from deepstack.training import TrainingRun, train
 
 PHASES = {
     "__init__": "building the model",

@@ -18,7 +18,7 @@ import deepstack
 from benchmarks.peers.peers import PEERS
 from benchmarks.peers.rows import LOGGED, UNLOGGED, Row, RowError, RowProcess
 from deepstack import config as conf
-from deepstack.base.errors import ConfigError
+from deepstack.base import ConfigError
 from deepstack.fast import fast_paths_of
 from deepstack.model import build_model
 from deepstack.schemes import scheme_memory

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from deepstack import config as conf
-from deepstack.base.errors import DeepstackError
-from deepstack.base.registry import Registry
+from deepstack.base import DeepstackError, Registry
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from typing import Any
 from benchmarks.peers.measure import Measured
 from benchmarks.peers.rows import LOGGED, PRODUCTS_LABEL, UNLOGGED, RowProcess
 from deepstack import config as conf
-from deepstack.base.errors import ConfigError
-from deepstack.records.files import replace
-from deepstack.records.opened import followed
-from deepstack.runs.fit import power_law
+from deepstack.base import ConfigError
+from deepstack.records import followed, replace
+from deepstack.runs import power_law
 
 
 def report(config: conf.Config, measured: Measured, command: str, source: str) -> dict[str, Any]:
@@ -161,12 +160,12 @@ def draw_rows(result: Mapping[str, Any], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from deepstack.plots.style import COLOURS, GREY, PAGE, deepstack_style
+    from deepstack.plots import COLOURS, GREY, PAGE_WIDTH, deepstack_style
 
     rows = result["rows"]
     unit, scale = ("s", 1e-3) if max(row["step_ms"] for row in rows) >= 1000 else ("ms", 1.0)
     with deepstack_style():
-        figure = Figure(figsize=(PAGE, 0.75 + 0.26 * len(rows)), layout="constrained")
+        figure = Figure(figsize=(PAGE_WIDTH, 0.75 + 0.26 * len(rows)), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         axes.grid(False, axis="y")

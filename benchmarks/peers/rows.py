@@ -13,9 +13,7 @@ from typing import Any
 
 from benchmarks.peers.peers import PEERS
 from deepstack import config as conf
-from deepstack.base import plugins
-from deepstack.base.errors import ConfigError, DeepstackError
-from deepstack.base.registry import unknown
+from deepstack.base import ConfigError, DeepstackError, plugins, unknown
 
 OWN = {"deepstack": "deepstack", "deepstack_unlogged": "deepstack, nothing logged"}
 """deepstack's own rows: with ‖ΔF‖ logged at every step, and the training step alone."""

@@ -7,8 +7,7 @@ from benchmarks.peers.measure import bench, usual_peers
 from benchmarks.peers.report import report
 from benchmarks.peers.rows import Row
 from deepstack import config as conf
-from deepstack.base.errors import ConfigError
-from deepstack.base.registry import unknown
+from deepstack.base import ConfigError, unknown
 
 SIZES = ("model.depth", "model.d_model", "model.n_heads", "train.batch_size", "task.seq_len")
 SHAPES = {

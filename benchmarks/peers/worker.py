@@ -29,8 +29,7 @@ from benchmarks.peers.peers import (
 from benchmarks.peers.products import Products
 from benchmarks.peers.rows import LOGGED, VARIANTS, Row
 from deepstack import config as conf
-from deepstack.base import plugins
-from deepstack.base.errors import DeepstackError
+from deepstack.base import DeepstackError, plugins
 from deepstack.fast import fast_paths_of, use_onednn
 from deepstack.tasks import Task, task_of
 from deepstack.training import (

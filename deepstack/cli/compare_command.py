@@ -31,8 +31,8 @@ def compare_command(
     95 % interval of the difference over pairs of runs (Student's t).
     """
     from deepstack.runs.comparison import compare as compared
-    from deepstack.runs.outcomes import in_words
-    from deepstack.runs.paper_table import NUMBERS, paper_table
+    from deepstack.runs.outcomes import outcome_words
+    from deepstack.runs.paper_table import NUMBER_COLUMNS, paper_table
 
     for name, needed in CompareTable.idle(added).items():
         others = " or ".join(f"--{one}" for one in needed)
@@ -48,10 +48,10 @@ def compare_command(
     chosen = [name for name in table.columns if "." in name]  # by --best
     if latex and not json:
         paper = paper_table(rows, against, chosen, table.attrs["several_tasks"])
-        print_latex(paper.rows, paper.caption, paper.bold, NUMBERS)
+        print_latex(paper.rows, paper.caption, paper.bold, NUMBER_COLUMNS)
         return
     for row in () if json else rows:
-        row["outcome"] = in_words(str(row["outcome"]))
+        row["outcome"] = outcome_words(str(row["outcome"]))
     interval = ["pairs", "n", "val_low", "val_high"]
     gap = ["difference", "diff_low", "diff_high"] if against else []
     edge = ["edge"] if chosen else []

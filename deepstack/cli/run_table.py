@@ -76,7 +76,7 @@ def last_evaluation(folder: RunFolder) -> dict[str, float]:
     return {name: logged_number(path, cell) for name, cell in zip(names, cells, strict=False)}
 
 
-def run_table(rows: Sequence[RunRow], width: int, height: int, caption: str = "") -> Table:
+def live_table(rows: Sequence[RunRow], width: int, height: int, caption: str = "") -> Table:
     """Return the runs as a table that fits the terminal, running and failed ones first.
 
     A narrow terminal has no column of the time of a step, so that it has the whole names.

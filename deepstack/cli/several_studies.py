@@ -26,7 +26,7 @@ def studies_below(
     return {study: studies[study] for study in sorted(newest, key=newest.__getitem__, reverse=True)}
 
 
-def study_rows(studies: Mapping[Path, Runs], command: str) -> list[dict[str, Any]]:
+def rows_of_studies(studies: Mapping[Path, Runs], command: str) -> list[dict[str, Any]]:
     """Return a row for each study: its runs, its newest run, and the command for it."""
     return [
         {

@@ -13,8 +13,8 @@ from deepstack.cli.run_table import (
     RunRow,
     changes_of_state,
     counts,
+    live_table,
     read_row,
-    run_table,
 )
 from deepstack.cli.views import sweep_view
 from deepstack.config import Study, values
@@ -106,7 +106,7 @@ def watch(quiet: bool, cells: Sequence[Cell]) -> Iterator[Callable[[Sequence[Cel
                 known = read_rows(progress, rows)
                 left = sum(map(flops_left, progress, known))
                 view.show(round(total - left), total, counts(entry.state for entry in progress))
-                view.show_table(run_table(known, console.width, console.height - 1))
+                view.show_table(live_table(known, console.width, console.height - 1))
 
             yield show
     else:

@@ -1,12 +1,27 @@
 """Configurations: their settings, reading and checking them, and estimates.  No torch."""
 
+from deepstack.config.instruments import SNAPSHOTS as SNAPSHOTS
+from deepstack.config.instruments import Columns as Columns
+from deepstack.config.instruments import InstrumentSpec as InstrumentSpec
+from deepstack.config.instruments import MeasurementSizes as MeasurementSizes
+from deepstack.config.instruments import declare as declare
+from deepstack.config.instruments import log_settings as log_settings
+from deepstack.config.instruments import without_snapshots as without_snapshots
+from deepstack.config.section import Interval as Interval
+from deepstack.config.section import Section as Section
+from deepstack.config.section import unused_without as unused_without
+
+# The settings of instruments, which schema.py imports, take the names above from this package.
+# isort: split
 from deepstack.config.estimate import count_kept as count_kept
 from deepstack.config.estimate import disk_estimate as disk_estimate
 from deepstack.config.estimate import largest_size as largest_size
 from deepstack.config.estimate import memory_estimate as memory_estimate
 from deepstack.config.estimate import memory_terms as memory_terms
+from deepstack.config.estimate import predicted_positions as predicted_positions
 from deepstack.config.estimate import recompute_every as recompute_every
 from deepstack.config.estimate import refuse_absurd as refuse_absurd
+from deepstack.config.explain import raise_problems as raise_problems
 from deepstack.config.flops import step_flops as step_flops
 from deepstack.config.identity import checked_study as checked_study
 from deepstack.config.identity import config_hash as config_hash
@@ -14,11 +29,23 @@ from deepstack.config.identity import digest as digest
 from deepstack.config.identity import run_name as run_name
 from deepstack.config.identity import same_experiment as same_experiment
 from deepstack.config.identity import study_name as study_name
+from deepstack.config.key import DEPTH as DEPTH
+from deepstack.config.key import LR as LR
+from deepstack.config.key import SCHEME as SCHEME
+from deepstack.config.key import SEED as SEED
+from deepstack.config.key import TASK as TASK
+from deepstack.config.key import WIDTH as WIDTH
+from deepstack.config.key import Key as Key
 from deepstack.config.keys import json_schema as json_schema
 from deepstack.config.load import checked_config as checked_config
 from deepstack.config.load import load_config as load_config
 from deepstack.config.load import locate as locate
 from deepstack.config.load import parse_config as parse_config
+from deepstack.config.load import parse_override as parse_override
+from deepstack.config.load import printable_path as printable_path
+from deepstack.config.load import read_file as read_file
+from deepstack.config.load import read_tree as read_tree
+from deepstack.config.load import to_node as to_node
 from deepstack.config.load import with_overrides as with_overrides
 from deepstack.config.machine import available_memory as available_memory
 from deepstack.config.machine import cores as cores
@@ -26,16 +53,20 @@ from deepstack.config.machine import machine_memory as machine_memory
 from deepstack.config.model_schema import Family as Family
 from deepstack.config.model_schema import Init as Init
 from deepstack.config.model_schema import Model as Model
+from deepstack.config.roles import MATRICES as MATRICES
 from deepstack.config.roles import ROLES as ROLES
 from deepstack.config.schema import Config as Config
 from deepstack.config.schema import Runtime as Runtime
 from deepstack.config.schema import Task as Task
 from deepstack.config.schema import Train as Train
+from deepstack.config.schema import flatten as flatten
+from deepstack.config.schema import nested as nested
 from deepstack.config.schema import non_defaults as non_defaults
 from deepstack.config.schema import values as values
 from deepstack.config.sizes import MOST_LOGITS as MOST_LOGITS
 from deepstack.config.sizes import StackSizes as StackSizes
 from deepstack.config.sizes import chunk_rows as chunk_rows
+from deepstack.config.sizes import layer_counts as layer_counts
 from deepstack.config.sizes import parameter_count as parameter_count
 from deepstack.config.sizes import width_inside as width_inside
 from deepstack.config.study import Combination as Combination

@@ -1,38 +1,66 @@
 """The model of a configuration, independent of device, dtype and compiler."""
 
-from deepstack.model.activations import Activation
-from deepstack.model.attention import AttentionSublayer
-from deepstack.model.build import build_model
-from deepstack.model.feed_forward import FeedForwardSublayer
-from deepstack.model.initialise import initialise
-from deepstack.model.resolve import (
-    extra_memory,
-    flops_of,
-    option_defaults,
-    tokens_per_step,
-    with_defaults,
-    with_steps,
-    without_defaults,
-)
-from deepstack.model.scheme_check import check_scheme, shallow
-from deepstack.model.stack import Layer
-from deepstack.model.transformer import Transformer
-
-__all__ = [
-    "Activation",
-    "AttentionSublayer",
-    "FeedForwardSublayer",
-    "Layer",
-    "Transformer",
-    "build_model",
-    "check_scheme",
-    "extra_memory",
-    "flops_of",
-    "initialise",
-    "option_defaults",
-    "shallow",
-    "tokens_per_step",
-    "with_defaults",
-    "with_steps",
-    "without_defaults",
-]
+from deepstack.model.activations import ACTIVATIONS as ACTIVATIONS
+from deepstack.model.activations import Activation as Activation
+from deepstack.model.attention import Attention as Attention
+from deepstack.model.attention import AttentionSublayer as AttentionSublayer
+from deepstack.model.attention import Cache as Cache
+from deepstack.model.banks import Bank as Bank
+from deepstack.model.banks import layer_norms as layer_norms
+from deepstack.model.banks import restored as restored
+from deepstack.model.banks import set_banks as set_banks
+from deepstack.model.build import Built as Built
+from deepstack.model.build import build_model as build_model
+from deepstack.model.cross_attention import AverageAttention as AverageAttention
+from deepstack.model.cross_attention import CrossAttention as CrossAttention
+from deepstack.model.cross_attention import MergedAttention as MergedAttention
+from deepstack.model.feed_forward import FeedForward as FeedForward
+from deepstack.model.feed_forward import FeedForwardSublayer as FeedForwardSublayer
+from deepstack.model.initialise import DISTRIBUTIONS as DISTRIBUTIONS
+from deepstack.model.initialise import ELSEWHERE as ELSEWHERE
+from deepstack.model.initialise import QKV as QKV
+from deepstack.model.initialise import initialise as initialise
+from deepstack.model.loop import Loop as Loop
+from deepstack.model.loss import mean_loss as mean_loss
+from deepstack.model.module_calls import Layers as Layers
+from deepstack.model.module_calls import call_model as call_model
+from deepstack.model.module_calls import copied as copied
+from deepstack.model.module_calls import find_module as find_module
+from deepstack.model.module_calls import is_sharded as is_sharded
+from deepstack.model.module_calls import last_module as last_module
+from deepstack.model.module_calls import outputs_of as outputs_of
+from deepstack.model.module_calls import plain_name as plain_name
+from deepstack.model.module_calls import refuse_partial_parameters as refuse_partial_parameters
+from deepstack.model.module_calls import reshard as reshard
+from deepstack.model.module_calls import tensor_of as tensor_of
+from deepstack.model.module_calls import trainable as trainable
+from deepstack.model.module_calls import undisturbed as undisturbed
+from deepstack.model.module_calls import unwrapped as unwrapped
+from deepstack.model.module_layers import find_layers as find_layers
+from deepstack.model.module_repeats import refuse_noise as refuse_noise
+from deepstack.model.module_repeats import written_parameters as written_parameters
+from deepstack.model.module_state import KeptState as KeptState
+from deepstack.model.plain import export_paths as export_paths
+from deepstack.model.plain import plain_names as plain_names
+from deepstack.model.plain import set_values as set_values
+from deepstack.model.plain import to_plain as to_plain
+from deepstack.model.plain import values_of as values_of
+from deepstack.model.query_key import QueriesAndKeys as QueriesAndKeys
+from deepstack.model.query_key import Rotation as Rotation
+from deepstack.model.resolve import extra_memory as extra_memory
+from deepstack.model.resolve import flops_of as flops_of
+from deepstack.model.resolve import option_defaults as option_defaults
+from deepstack.model.resolve import tokens_per_step as tokens_per_step
+from deepstack.model.resolve import with_defaults as with_defaults
+from deepstack.model.resolve import with_steps as with_steps
+from deepstack.model.resolve import without_defaults as without_defaults
+from deepstack.model.scheme_check import check_scheme as check_scheme
+from deepstack.model.scheme_check import shallow as shallow
+from deepstack.model.stack import Layer as Layer
+from deepstack.model.stack import Stack as Stack
+from deepstack.model.sublayers import LinearMaps as LinearMaps
+from deepstack.model.sublayers import scaled_linear as scaled_linear
+from deepstack.model.transformer import BertHead as BertHead
+from deepstack.model.transformer import Transformer as Transformer
+from deepstack.model.user_code import guarded as guarded
+from deepstack.model.user_code import run_file as run_file

@@ -266,10 +266,10 @@ def restored(banks: Sequence[Bank]) -> Iterator[dict[str, Tensor]]:
     try:
         yield present
     finally:
-        put(banks, present)
+        set_banks(banks, present)
 
 
-def put(banks: Sequence[Bank], values: Mapping[str, Tensor]) -> None:
+def set_banks(banks: Sequence[Bank], values: Mapping[str, Tensor]) -> None:
     """Set the parameters of these banks to the values by key."""
     for bank in banks:
         bank.copy_(values[bank.key])

@@ -48,7 +48,7 @@ def values_of(model: Transformer) -> dict[str, Tensor]:
     return values
 
 
-def fill(model: Transformer, values: Mapping[str, Tensor]) -> None:
+def set_values(model: Transformer, values: Mapping[str, Tensor]) -> None:
     """Overwrite the values that `values_of` returns.
 
     Raises ConfigError if the names or the shapes differ.
@@ -109,7 +109,7 @@ def load_export(to: str | Path) -> Built:
     except (OSError, ValueError, TypeError, SafetensorError, KeyError) as error:
         raise ConfigError(f"{to} is not an export of deepstack: {error}") from error
     built = build_model(config, vocab_size=vocab_size, draw=False)
-    fill(built.model, from_plain(built.model, plain))
+    set_values(built.model, from_plain(built.model, plain))
     built.at_step(step)
     return built
 

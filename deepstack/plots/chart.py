@@ -16,7 +16,7 @@ from deepstack.records import Run
 from deepstack.runs.runs import Runs
 
 # One order for every chart's CSV; columns that a chart leaves empty are not written.
-COLUMNS = (
+CSV_COLUMNS = (
     "panel", "series", "kind", "x", "y", "low", "high", "n", "mark", "value", "exponent",
     "standard_error", "exponent_low", "exponent_high", "seeds",
 )  # fmt: skip
@@ -144,7 +144,7 @@ class Table:
 
     def chosen(self, kinds: Sequence[str] = ()) -> pd.DataFrame:
         """Return the rows with all COLUMNS; kinds: those of the rows, by default all."""
-        frame = pd.DataFrame(self.rows, columns=list(COLUMNS))
+        frame = pd.DataFrame(self.rows, columns=list(CSV_COLUMNS))
         return frame[frame["kind"].isin(kinds)] if kinds else frame
 
     def shown_in(self, axes: Axes, panel: str | None) -> Shown:

@@ -17,7 +17,7 @@ from deepstack.plots.legend import Legend
 from deepstack.plots.page import Page
 from deepstack.plots.panel import CROWDED, Panel, place_side_by_side, split_hidden
 from deepstack.plots.style import (
-    COLUMN,
+    COLUMN_WIDTH,
     GREY,
     depth_axis,
     is_wide,
@@ -27,7 +27,7 @@ from deepstack.plots.style import (
     shade,
     step_axis,
 )
-from deepstack.plots.texts import font_note, plain
+from deepstack.plots.texts import font_note, untypeset
 from deepstack.records import Run
 from deepstack.runs.captions import caption_of, title_of
 from deepstack.runs.runs import Runs
@@ -187,7 +187,7 @@ class Drawing:
             across,
             panels=count,
             height=height or (1.9 if count == 1 else 1.5),
-            width=self.options.width or (COLUMN if paper and across <= 2 else None),
+            width=self.options.width or (COLUMN_WIDTH if paper and across <= 2 else None),
             texts=not paper,
         )
         titles = titles or [name or "" if count > 1 else "" for name in names]
@@ -275,7 +275,7 @@ class Drawing:
         figure = self.page.finish(title, subtitle, caption, handles, legend_title)
         text = "\n".join([f"{title}. {subtitle}.", *caption, ""]).replace("\u00a0", " ")
         panels = self.table.panel_rows(self.page.axes)
-        return Chart(figure, self.table.frame(), title, plain(text), panels, notice)
+        return Chart(figure, self.table.frame(), title, untypeset(text), panels, notice)
 
     def _scale_x(self, log: bool) -> None:
         """Give the panels of lines and points a linear or logarithmic x axis."""

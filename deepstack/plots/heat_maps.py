@@ -15,7 +15,7 @@ from PIL import Image
 from deepstack.config.key import Key
 from deepstack.plots.page import CAPTION, PAD, SUBTITLE, TITLE, axis_label, scale_colour_bar, wrap
 from deepstack.plots.panel import draw_cells, drawable_cells, scale_of
-from deepstack.plots.style import COLUMN, GREY, STYLE, deepstack_style
+from deepstack.plots.style import COLUMN_WIDTH, GREY, STYLE, deepstack_style
 from deepstack.plots.texts import drawn
 from deepstack.records import Run
 from deepstack.runs.captions import sides_note, title_of
@@ -31,11 +31,11 @@ class HeatMap:
     def __init__(self, run: Run, steps: np.ndarray, values: np.ndarray) -> None:
         self.runs = Runs([run])
         with deepstack_style():
-            self.figure = Figure(figsize=(COLUMN, HEIGHT), dpi=STYLE["savefig.dpi"])
+            self.figure = Figure(figsize=(COLUMN_WIDTH, HEIGHT), dpi=STYLE["savefig.dpi"])
             self.canvas = cast(Any, FigureCanvasAgg(self.figure))  # it has no types
             axes = self.figure.add_axes(CELLS)
             self.mesh = draw_cells(axes, steps, values, scale_of(values))
-            left = PAD / COLUMN
+            left = PAD / COLUMN_WIDTH
             self.title = self.figure.text(left, 0.89, "", size=TITLE, weight="bold")
             words = drawn(title_of(self.runs, self.runs.split().series))
             self.figure.text(left, 0.84, words, size=SUBTITLE)
@@ -57,7 +57,7 @@ class HeatMap:
             label = axis_label(self.runs, name, words)
             scale_colour_bar(bar.ax, self.mesh, label, HEIGHT * BAR[3])
             title = f"{words[0].upper()}{words[1:]} by layer and step"
-            lines = wrap(title, TITLE, COLUMN - 2 * PAD, "bold")[:2]
+            lines = wrap(title, TITLE, COLUMN_WIDTH - 2 * PAD, "bold")[:2]
             self.title.set_text("\n".join(map(drawn, lines)))
             notes += ["grey: zero or not finite"] if cells.mask.any() else []
             self.notes.set_text(" · ".join(notes))

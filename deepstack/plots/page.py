@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 from matplotlib.textpath import text_to_path
 from matplotlib.transforms import Bbox
 
-from deepstack.plots.style import COLUMN, GREY, PAGE, STYLE, log_axis
+from deepstack.plots.style import COLUMN_WIDTH, GREY, PAGE_WIDTH, STYLE, log_axis
 from deepstack.plots.texts import coded, drawn, is_typeset, strip, typeset
 from deepstack.records import Run
 
@@ -61,7 +61,7 @@ class Page:
         texts: bool = True,
     ) -> None:
         self.rows, self.columns, self.height, self.texts = rows, columns, height, texts
-        self.width = width or (COLUMN if columns == 1 else PAGE)
+        self.width = width or (COLUMN_WIDTH if columns == 1 else PAGE_WIDTH)
         self.figure: Figure = ChartFigure(figsize=(self.width, rows * (height + 0.5)))
         FigureCanvasAgg(self.figure)
         cells = self.figure.add_gridspec(rows, columns)

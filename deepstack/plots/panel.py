@@ -17,7 +17,7 @@ from matplotlib.transforms import ScaledTranslation
 
 from deepstack.plots.chart import LineStyle, Table
 from deepstack.plots.legend import Legend
-from deepstack.plots.style import DASHES, DIVERGED_MARKER, GREY, extent, layer_axis
+from deepstack.plots.style import DASHES, DIVERGED_MARKER, GREY, axis_limits, layer_axis
 from deepstack.runs.fit import Fit
 from deepstack.runs.settings import evenly_spaced
 
@@ -300,7 +300,7 @@ def scale_of(values: np.ndarray) -> Normalize:
     """Return the colour scale of a heat map: logarithmic if no finite value is below 0."""
     finite = values[np.isfinite(values)]
     if (finite > 0).any() and (finite >= 0).all():
-        return LogNorm(*extent(finite.tolist(), 0.0))
+        return LogNorm(*axis_limits(finite.tolist(), 0.0))
     return Normalize(float(finite.min()), float(finite.max()))
 
 

@@ -22,11 +22,11 @@ from matplotlib.ticker import (
 
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import unknown
-from deepstack.plots.texts import drawn, plain, typeset_power
+from deepstack.plots.texts import drawn, typeset_power, untypeset
 
 T = TypeVar("T")
 
-COLUMN, PAGE = 3.3, 6.8  # widths of one and two columns of a paper, in inches
+COLUMN_WIDTH, PAGE_WIDTH = 3.3, 6.8  # widths of one and two columns of a paper, in inches
 
 # Okabe and Ito's colours without the yellow, which white paper swallows, in the order in which
 # neighbours differ most; lines and markers differ too, for grey prints.
@@ -194,7 +194,7 @@ def log_axis(axes: Axes, which: str, low: float, high: float) -> None:
 def number_axis(axes: Axes, which: str, values: Sequence[float], log: bool) -> None:
     """Give an axis a logarithmic or linear scale around these values."""
     if log:
-        log_axis(axes, which, *extent(values))
+        log_axis(axes, which, *axis_limits(values))
         return
     low, high = min(values), max(values)
     margin = 0.05 * (high - low) or 0.5
@@ -223,7 +223,7 @@ def tried_axis(axes: Axes, values: Sequence[float], text: Callable[[Any], str], 
     grid = axes.get_subplotspec().get_gridspec()  # type: ignore[union-attr]
     inches = axes.figure.get_figwidth() / grid.ncols - 0.4  # type: ignore[union-attr]
     digit = LETTER * 1.1 * math.log(high / low) / inches
-    sizes = {value: len(plain(text(value))) for value in every}
+    sizes = {value: len(untypeset(text(value))) for value in every}
     labelled: list[float] = []
     for value in sorted(every, key=lambda n: (n not in (low, high), n)):
         # Half of each label, and a space between them.
@@ -267,7 +267,7 @@ def number(value: float) -> str:
     return front + typeset_power("10", exponent)
 
 
-def extent(values: Sequence[float], margin: float = 0.06) -> tuple[float, float]:
+def axis_limits(values: Sequence[float], margin: float = 0.06) -> tuple[float, float]:
     """Limits of a log axis around positive values, with a margin on both sides."""
     positive = [value for value in values if value > 0 and math.isfinite(value)]
     low, high = (min(positive), max(positive)) if positive else (0.1, 1.0)

@@ -59,7 +59,7 @@ def font_note(texts: Iterable[str]) -> str:
     return f"{font} lacks {count}, shown as codes such as {code(letters[0])}; --font takes another"
 
 
-def plain(text: str) -> str:
+def untypeset(text: str) -> str:
     """Return a text without typesetting, for files and notebooks: ‖F_0‖, 10^−5."""
     return strip(TYPESET.sub(lambda match: re.sub("[{}]", "", match[1]), text))
 

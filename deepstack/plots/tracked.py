@@ -48,7 +48,7 @@ def layer_summaries(run: Run, after: int = -1) -> list[tuple[int, Scalars]]:
     return sorted(merged.items())
 
 
-def heat_maps(run: Run) -> Iterator[tuple[str, int, bytes]]:
+def heat_map_images(run: Run) -> Iterator[tuple[str, int, bytes]]:
     """Yield (key, last step, PNG) of a heat map of each diagnostic, over layers and steps."""
     from deepstack.plots.heat_maps import HeatMap
 
@@ -62,7 +62,7 @@ def heat_maps(run: Run) -> Iterator[tuple[str, int, bytes]]:
             yield f"layers/{name}", int(steps[-1]), figures[shape].png(name, values.astype(float))
 
 
-def settings(run: Run) -> dict[str, Any]:
+def logged_settings(run: Run) -> dict[str, Any]:
     """Return the config with dotted keys, with the state of the run and the sha256 of its data."""
     data = run.meta.get("data", {})
     facts = {"state": run.state, "data.name": data.get("name"), "data.sha256": data.get("sha256")}
@@ -76,5 +76,5 @@ def log_values(run: Run, log: Callable[..., Any], picture: Callable[[Any], Any])
     last = 0
     for last, values in scalars(run):
         log(values, step=last)
-    pictures = {key: picture(Image.open(io.BytesIO(png))) for key, _, png in heat_maps(run)}
+    pictures = {key: picture(Image.open(io.BytesIO(png))) for key, _, png in heat_map_images(run)}
     log(pictures, step=last)

@@ -1,13 +1,23 @@
 """Run folders: written atomically and locked, checked against checksums, read back."""
 
+from deepstack.records import files as files
 from deepstack.records.analyses import Analysis as Analysis
 from deepstack.records.analyses import Column as Column
+from deepstack.records.analyses import analysis_names as analysis_names
 from deepstack.records.analyses import write_analysis as write_analysis
 from deepstack.records.append_log import AppendLog as AppendLog
 from deepstack.records.append_log import extent as extent
 from deepstack.records.data import data_identity as data_identity
 from deepstack.records.files import CHECKSUMS as CHECKSUMS
+from deepstack.records.files import LARGEST_TEXT as LARGEST_TEXT
+from deepstack.records.files import make_folder as make_folder
 from deepstack.records.files import mapping as mapping
+from deepstack.records.files import open_file as open_file
+from deepstack.records.files import parse_object as parse_object
+from deepstack.records.files import read as read
+from deepstack.records.files import replace as replace
+from deepstack.records.files import replace_all as replace_all
+from deepstack.records.files import rewrite_end as rewrite_end
 from deepstack.records.files import sha256 as sha256
 from deepstack.records.files import sync_folder as sync_folder
 from deepstack.records.files import trouble as trouble
@@ -27,12 +37,16 @@ from deepstack.records.inspection import write_end as write_end
 from deepstack.records.labels import change_note as change_note
 from deepstack.records.labels import change_tags as change_tags
 from deepstack.records.labels import read_labels as read_labels
+from deepstack.records.opened import followed as followed
+from deepstack.records.published import writable as writable
 from deepstack.records.removal import suggest_removal as suggest_removal
 from deepstack.records.run import Run as Run
 from deepstack.records.run import existing_run as existing_run
 from deepstack.records.run import find_runs as find_runs
+from deepstack.records.run import read_rows as read_rows
 from deepstack.records.run import run_rows as run_rows
 from deepstack.records.run import varying as varying
+from deepstack.records.run import visible_folders as visible_folders
 from deepstack.records.table import LOGGED as LOGGED
 from deepstack.records.table import Summary as Summary
 from deepstack.records.table import rows_of as rows_of

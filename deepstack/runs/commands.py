@@ -44,7 +44,7 @@ def grids(runs: Sequence[Run]) -> list[list[Run]]:
     if len(runs) == 0:
         return []
     keys = sorted(varying(runs), key=SEED.__eq__)  # seeds are split last
-    sizes = [len(values(runs, key)) for key in keys]
+    sizes = [len(values_tried(runs, key)) for key in keys]
     combinations = {values_of(run, keys) for run in runs}
     total = 1
     for size in sizes:
@@ -78,7 +78,7 @@ def all_scalar(runs: Sequence[Run], keys: Sequence[str]) -> bool:
     )
 
 
-def values(runs: Sequence[Run], key: str) -> list[Any]:
+def values_tried(runs: Sequence[Run], key: str) -> list[Any]:
     """Return the values of a setting, in their order."""
     found = {values_of(run, [key])[0]: setting_value(run, key) for run in runs}
     return sorted(found.values(), key=order_of)
@@ -89,7 +89,7 @@ def commands_of(runs: Sequence[Run], other: Mapping[str, Sequence[Any]] | None =
     first = runs[0]
     if not is_of_deepstack(first) or "command" not in first.meta:
         return []
-    lists = {key: values(runs, key) for key in varying(runs)} | dict(other or {})
+    lists = {key: values_tried(runs, key) for key in varying(runs)} | dict(other or {})
     several = any(len(each) > 1 for each in lists.values())
     words = ["deepstack", "sweep" if several else "train", path_of(first.path / "config.yaml")]
     words += [f"{key}={','.join(map(one_line, each))}" for key, each in lists.items()]

@@ -17,7 +17,7 @@ LEAST_SEEDS = 3
 DRAWS = 1000  # bootstrap samples of the seeds
 NORMAL = 1.959964  # the 97.5 % quantile of the normal distribution
 NO_INTERVAL = "no interval: fewer than three seeds"
-ENDS = (0.025, 0.975)  # quantiles
+END_QUANTILES = (0.025, 0.975)  # quantiles
 
 Estimate = TypeVar("Estimate")
 
@@ -52,7 +52,7 @@ def student(count: int, intervals: float = 1) -> float:
     From 100 degrees of freedom on it is the series of Abramowitz and Stegun 1964, 26.7.5, which is
     exact to 1e-6 there: `deepstack train` asks for as many and would import scipy for it alone.
     """
-    level, n = 1 - (1 - ENDS[1]) / intervals, count - 1
+    level, n = 1 - (1 - END_QUANTILES[1]) / intervals, count - 1
     if n >= 100:
         z = NormalDist().inv_cdf(level)
         return (
@@ -85,7 +85,7 @@ def over_samples(
     return [known[sample] for sample in (whole, *drawn)]
 
 
-def ends(samples: np.ndarray, seeds: int) -> tuple[np.ndarray, np.ndarray]:
+def interval_ends(samples: np.ndarray, seeds: int) -> tuple[np.ndarray, np.ndarray]:
     """Return both ends of the 95 % interval of an estimate from this number of seeds.
 
     samples: of `over_samples`, the estimate first, along the first axis.  The ends are the 2.5 %
@@ -105,13 +105,13 @@ def ends(samples: np.ndarray, seeds: int) -> tuple[np.ndarray, np.ndarray]:
     if seeds < LEAST_SEEDS or not len(others):
         return np.full_like(value, math.nan), np.full_like(value, math.nan)
     factor = student(seeds) * math.sqrt(seeds / (seeds - 1)) / NORMAL
-    low, high = np.quantile(others, ENDS, axis=0, method="nearest")
+    low, high = np.quantile(others, END_QUANTILES, axis=0, method="nearest")
     with np.errstate(invalid="ignore"):  # an infinite estimate
         return value + factor * (low - value), value + factor * (high - value)
 
 
 def interval(samples: Sequence[float], seeds: int, *, log: bool = False) -> Interval:
-    """Return the first value with the ends of its interval, see `ends`.
+    """Return the first value with the ends of its interval, see `interval_ends`.
 
     samples: of `over_samples`; NaN is left out.
     log: for positive values, whose interval is taken for their logarithm.
@@ -120,6 +120,6 @@ def interval(samples: Sequence[float], seeds: int, *, log: bool = False) -> Inte
 
     known = [samples[0], *(value for value in samples[1:] if not math.isnan(value))]
     values = np.log(known) if log else np.asarray(known, float)
-    low, high = ends(values, seeds)
+    low, high = interval_ends(values, seeds)
     both = np.exp([low, high]) if log else np.array([low, high])
     return Interval(samples[0], *both.tolist())

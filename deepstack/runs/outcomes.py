@@ -50,7 +50,7 @@ LEARNT = (
 )
 
 
-def in_words(outcomes: str) -> str:
+def outcome_words(outcomes: str) -> str:
     """Return outcomes as readers see them: '2 trained, 1 stalled' as '2 learnt, 1 at chance'."""
     for value, word in OUTCOME_WORDS.items():
         outcomes = outcomes.replace(value, word)

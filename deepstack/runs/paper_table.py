@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from deepstack.base.text import short_text
-from deepstack.runs.outcomes import in_words
+from deepstack.runs.outcomes import outcome_words
 
-LOSS, INTERVAL, GAP = "validation loss", "95 % interval", "difference"
-NUMBERS = ("N", "n", "pairs")
+LOSS_COLUMN, INTERVAL_COLUMN, GAP = "validation loss", "95 % interval", "difference"
+NUMBER_COLUMNS = ("N", "n", "pairs")
 
 
 class PaperTable(NamedTuple):
@@ -39,24 +39,30 @@ def paper_table(
         cells = {"study": str(row["study"])} if "study" in row else {}
         cells |= {"setting": str(row["setting"]), "N": str(row["depth"])}
         cells |= {name: short_text(row[name]) for name in best if name in row}
-        cells |= {"outcome": in_words(str(row["outcome"])), LOSS: nats(row["val_loss"])}
+        cells |= {
+            "outcome": outcome_words(str(row["outcome"])),
+            LOSS_COLUMN: nats_cell(row["val_loss"]),
+        }
         if is_known(row["val_sd"]):
-            cells[LOSS] += f" ± {row['val_sd']:.3f}"
-        cells |= {INTERVAL: interval(row["val_low"], row["val_high"]), "n": str(row["n"])}
+            cells[LOSS_COLUMN] += f" ± {row['val_sd']:.3f}"
+        cells |= {
+            INTERVAL_COLUMN: interval_cell(row["val_low"], row["val_high"]),
+            "n": str(row["n"]),
+        }
         if "difference" in row:
-            cells |= {GAP: nats(row["difference"]), "its interval": interval(
+            cells |= {GAP: nats_cell(row["difference"]), "its interval": interval_cell(
                 row["diff_low"], row["diff_high"]
             ), "pairs": str(row["pairs"])}  # fmt: skip
         texts.append(cells)
-    bold = [(number, LOSS) for number in best_rows(rows, several_tasks)]
+    bold = [(number, LOSS_COLUMN) for number in best_rows(rows, several_tasks)]
     sentences = [
         f"Final validation loss in nats: mean ± standard deviation over the n seeds that are done, "
-        f"and the {INTERVAL} of the mean (Student's t)."
+        f"and the {INTERVAL_COLUMN} of the mean (Student's t)."
     ]
     if any("difference" in row for row in rows):
         sentences.append(
             f"Difference: from {against}, of runs alike in all else, seed by seed; mean and "
-            f"{INTERVAL} (Student's t) over the pairs."
+            f"{INTERVAL_COLUMN} (Student's t) over the pairs."
         )
     if best:
         sentences.append(
@@ -89,11 +95,11 @@ def is_known(value: float | None) -> bool:
     return value is not None and value == value
 
 
-def nats(value: float | None) -> str:
+def nats_cell(value: float | None) -> str:
     """Return a number of nats with three decimals, or a dash."""
     return "–" if value is None or value != value else f"{value:.3f}".replace("-", "−")
 
 
-def interval(low: float | None, high: float | None) -> str:
+def interval_cell(low: float | None, high: float | None) -> str:
     """Return the two ends of an interval, or a dash."""
-    return f"{nats(low)} to {nats(high)}" if is_known(low) else "–"
+    return f"{nats_cell(low)} to {nats_cell(high)}" if is_known(low) else "–"

@@ -10,7 +10,7 @@ from deepstack.records import Run
 from deepstack.records.run import read_rows
 from deepstack.runs.settings import depth_of, scheme_label
 
-LOG = "spikes"
+SPIKES_LOG = "spikes"
 WINDOW = 20  # steps before a step, with which the rule compares it
 LOSS_DEVIATIONS = 8.0
 GRAD_NORM_FACTOR = 4.0
@@ -45,7 +45,7 @@ SPIKES_COLUMNS = {
 
 def spikes_of(run: Run) -> list[dict[str, float]]:
     """Return the rows of a run's spikes.csv; none for a run without."""
-    return read_rows(run.folder.csv_path(LOG), ("step",))
+    return read_rows(run.folder.csv_path(SPIKES_LOG), ("step",))
 
 
 def spike_clause(row: dict[str, float]) -> str:

@@ -1,31 +1,23 @@
 """Tasks: the data that a stack learns to predict. Each is one function that returns a `Task`."""
 
 from deepstack.base.registry import import_all
-from deepstack.tasks.task import (
-    IGNORE,
-    PIECE,
-    TASKS,
-    Batch,
-    Task,
-    build_task,
-    task,
-    task_families,
-    task_of,
-    task_options,
-)
+from deepstack.tasks.files import MOST_TEXT as MOST_TEXT
+from deepstack.tasks.files import find_files as find_files
+from deepstack.tasks.files import refusal as refusal
+from deepstack.tasks.files import refusing as refusing
+from deepstack.tasks.files import sha256_of as sha256_of
+from deepstack.tasks.parts import Part as Part
+from deepstack.tasks.parts import Tokens as Tokens
+from deepstack.tasks.task import IGNORE as IGNORE
+from deepstack.tasks.task import PIECE as PIECE
+from deepstack.tasks.task import TASKS as TASKS
+from deepstack.tasks.task import Batch as Batch
+from deepstack.tasks.task import Task as Task
+from deepstack.tasks.task import build_task as build_task
+from deepstack.tasks.task import task as task
+from deepstack.tasks.task import task_families as task_families
+from deepstack.tasks.task import task_of as task_of
+from deepstack.tasks.task import task_options as task_options
+from deepstack.tasks.token_files import Reading as Reading
 
-__all__ = [
-    "IGNORE",
-    "PIECE",
-    "TASKS",
-    "Batch",
-    "Task",
-    "build_task",
-    "task",
-    "task_families",
-    "task_of",
-    "task_options",
-]
-
-# A task registers itself when its module is imported.
 import_all(__name__, __path__)

@@ -19,7 +19,7 @@ from deepstack.model import with_defaults, without_defaults
 from deepstack.records import Run, RunFolder, extent, files, problems
 from deepstack.records.given_plugins import require_recorded
 from deepstack.records.logs import instrument_logs
-from deepstack.runs.spikes import LOG, spikes_of
+from deepstack.runs.spikes import SPIKES_LOG, spikes_of
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.schedule import depends_on_steps, row_is_due
 from deepstack.training.start import KEY, changed_source, finished_run
@@ -73,7 +73,7 @@ class Extension(Parent):
         spikes = {int(row["step"]) for row in spikes_of(Run(self.folder.path))}
 
         def is_kept(log: str, at: int) -> bool:
-            due = log == LOG or (log == "layers" and at in spikes)
+            due = log == SPIKES_LOG or (log == "layers" and at in spikes)
             return at < step or due or row_is_due(self.config, log, at)
 
         meta = self.folder.read_meta()

@@ -17,7 +17,7 @@ from deepstack.model import flops_of, option_defaults
 from deepstack.model.build import Built
 from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS
 from deepstack.records.given_plugins import keep_copies
-from deepstack.runs.spikes import LOG
+from deepstack.runs.spikes import SPIKES_LOG
 from deepstack.schemes import NORMS, SCHEMES, stack_positions
 from deepstack.training.environment import environment_changes, git_state
 from deepstack.training.evaluation import Evaluation
@@ -117,7 +117,7 @@ def utc_now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def entries(table: Columns) -> dict[str, dict[str, str]]:
+def column_entries(table: Columns) -> dict[str, dict[str, str]]:
     """Return the entries of columns.json for name -> (symbol, unit, description)."""
     keys = ("symbol", "unit", "description")
     return {name: dict(zip(keys, row, strict=True)) for name, row in table.items()}
@@ -143,13 +143,15 @@ def columns_of(
         if spec.section:
             described.setdefault(spec.section, {}).update(logs.get(name, {}))
     others = described.pop("columns")
-    others |= logs.get(LOG, {})
+    others |= logs.get(SPIKES_LOG, {})
     evals = {**validation, **evaluation.answer_columns}
     coarse = steps_below_resolution(config, built)
     return {
-        "columns": entries({**STEPS_COLUMNS, **evals, **TIMING_COLUMNS, **COMPUTE, **others}),
-        "layers": entries(describe()),
-        **{section: entries(columns) for section, columns in described.items()},
+        "columns": column_entries(
+            {**STEPS_COLUMNS, **evals, **TIMING_COLUMNS, **COMPUTE, **others}
+        ),
+        "layers": column_entries(describe()),
+        **{section: column_entries(columns) for section, columns in described.items()},
         "scheme": {
             "name": scheme.name,
             "label": scheme.label,

@@ -28,7 +28,7 @@ from deepstack.model.banks import layer_norms
 from deepstack.model.build import Built
 from deepstack.model.loss import mean_loss
 from deepstack.records import AppendLog, RunFolder
-from deepstack.runs.spikes import LOG, SPIKES_COLUMNS
+from deepstack.runs.spikes import SPIKES_COLUMNS, SPIKES_LOG
 from deepstack.training.ranks import RankModel
 from deepstack.training.schedule import count_due, is_due
 
@@ -147,7 +147,7 @@ class SnapshotWriter:
     def columns(self) -> dict[str, Columns]:
         """Return symbol, unit and description of each column of the logs that this writes."""
         logs = {one.name: one.columns_of(self.built) for one in self.measuring}
-        return logs if self.spikes is None else {**logs, LOG: without_step(SPIKES_COLUMNS)}
+        return logs if self.spikes is None else {**logs, SPIKES_LOG: without_step(SPIKES_COLUMNS)}
 
     def _interval(self, one: Instrument) -> tuple[int | str, int]:
         """Return the interval of an instrument, and the first step with a row."""
@@ -202,7 +202,7 @@ class SnapshotWriter:
             self._take_layers(state, [b.to(device) for b in before] if before else None)
             before = None
         if spike := self._spike_at(step):
-            self.logs[LOG].write(spike._asdict())
+            self.logs[SPIKES_LOG].write(spike._asdict())
         for one in self.measuring:
             if self._is_due(*self._interval(one), step):
                 with measuring(copy.model):

@@ -17,7 +17,7 @@ from deepstack.instruments.calibrate.calibrate import calibrate
 from deepstack.instruments.refine.refine import refine
 from deepstack.instruments.transfer.table import Losses, final_losses, transfer
 from deepstack.records import find_runs
-from deepstack.runs.intervals import UNKNOWN
+from deepstack.runs import UNKNOWN
 
 SCHEMES = (
     "post_ln,pre_ln,deepnorm,deepnorm_rates,rezero,layer_scale,peri_ln,sub_ln,depth_mup,"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from deepstack.records import Run, find_runs
-from deepstack.runs.statistics import final_value, mean_of
+from deepstack.runs import final_value, mean_of
 
 RUNS = Path(__file__).parent / "runs.csv"
 CELL = ["gflops", "scheme", "width", "depth"]

@@ -16,7 +16,7 @@ from typing import Any
 from deepstack import sweep
 from deepstack.config import Study, load_config
 from deepstack.records import Run
-from deepstack.runs.statistics import final_value, has_diverged
+from deepstack.runs import final_value, has_diverged
 
 SCHEMES = ("post_ln", "pre_ln", "deepnorm", "complete_p")
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)

@@ -16,9 +16,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from deepstack.plots.style import deepstack_style
+from deepstack.plots import deepstack_style
 from deepstack.records import ENDED, Run, find_runs
-from deepstack.runs.statistics import final_value, mean_of
+from deepstack.runs import final_value, mean_of
 
 HERE = Path(__file__).parent
 PUBLISHED = pd.read_csv(HERE / "published.csv", index_col="design")

@@ -16,8 +16,7 @@ from pairs import DESIGNS, design_of
 from deepstack import sweep
 from deepstack.config import Study, load_study
 from deepstack.records import Run
-from deepstack.runs.best import HIGHEST, LOWEST, Best
-from deepstack.runs.runs import Runs
+from deepstack.runs import HIGHEST, LOWEST, Best, Runs
 
 HERE = Path(__file__).parent
 STUDY = load_study(HERE / "study.yaml")

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from deepstack.records import Run, find_runs
-from deepstack.runs.outcomes import margin, outcome
+from deepstack.runs import outcome, result_of
 
 HERE = Path(__file__).parent
 
@@ -29,7 +29,7 @@ def row_of(run: Run) -> dict[str, Any]:
         "depth": run.get("model.depth"),
         "seed": run.get("seed"),
         "outcome": outcome(run),
-        "margin": margin(run),
+        "margin": result_of(run).margin,
         "effective_depth": lens.scalars["effective_depth"],
         "effective_depth_ratio": lens.scalars["effective_depth_ratio"],
         "median_rise": np.median(rise),

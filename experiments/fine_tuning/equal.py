@@ -5,9 +5,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from deepstack.plots.style import deepstack_style, scheme_style
+from deepstack.plots import deepstack_style, scheme_style
 from deepstack.records import Run, find_runs
-from deepstack.runs.statistics import mean_of
+from deepstack.runs import mean_of
 
 HERE = Path(__file__).parent
 LABELS = {"post_ln": "Post-LN", "pre_ln": "Pre-LN"}

@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from deepstack.plots.style import deepstack_style, scheme_style
+from deepstack.plots import deepstack_style, scheme_style
 from deepstack.records import Run, find_runs
 
 HERE = Path(__file__).parent

@@ -16,7 +16,7 @@ import pandas as pd
 from scipy.optimize import minimize
 
 from deepstack.instruments.signal.table import seed_rows, signal_layers
-from deepstack.plots.style import COLOURS, deepstack_style
+from deepstack.plots import COLOURS, deepstack_style
 from deepstack.runs import Runs
 
 HERE = Path(__file__).parent

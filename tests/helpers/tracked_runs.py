@@ -8,7 +8,7 @@ import pytest
 
 import deepstack
 from deepstack.config import parse_config
-from deepstack.plots.tracked import heat_maps, scalars
+from deepstack.plots.tracked import heat_map_images, scalars
 from deepstack.records import Run
 from helpers.command_line import TINY
 
@@ -36,7 +36,7 @@ def pictured(run: Run) -> set[str]:
 
 def first_pictures(run: Run) -> dict[str, bytes]:
     """The first two pictures by key: drawing all of them takes seconds."""
-    return {key: png for key, _, png in islice(heat_maps(run), 2)}
+    return {key: png for key, _, png in islice(heat_map_images(run), 2)}
 
 
 def assert_logged(read: dict[int, dict[str, Any]], run: Run) -> None:

@@ -11,7 +11,8 @@ from helpers.command_line import succeed
 from helpers.plot_runs import make_run
 
 import deepstack
-from deepstack.base import bibtex, csv_text, latex, markdown
+from deepstack.base import csv_text, latex, markdown
+from deepstack.instruments.answer import bibtex
 from deepstack.instruments.answer.answer import Answer
 from deepstack.plots.files import csv_bytes
 from deepstack.records import RunFolder

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from helpers.plot_runs import make_run
 
-from deepstack.plots.tracked import heat_maps, layer_summaries
+from deepstack.plots.tracked import heat_map_images, layer_summaries
 from deepstack.records import Run, RunFolder
 
 
@@ -23,9 +23,9 @@ def test_heat_maps_are_the_charts_of_diagnostics_with_values(tmp_path: Path) -> 
     folder = RunFolder(make_run(tmp_path))
     layers = {"a": np.ones((2, 3)), "b": np.full((2, 3), np.nan), "c": -np.ones((2, 3))}
     folder.write_layers(layers, [0, 12])
-    maps = list(heat_maps(Run(folder.path)))
+    maps = list(heat_map_images(Run(folder.path)))
     assert [(key, step) for key, step, _ in maps] == [("layers/a", 12), ("layers/c", 12)]
     assert all(png.startswith(b"\x89PNG") for _, _, png in maps)
     alone = RunFolder(make_run(tmp_path / "alone"))
     alone.write_layers({"c": layers["c"]}, [0, 12])
-    assert maps[1] == next(heat_maps(Run(alone.path))), "nothing of the picture before stays"
+    assert maps[1] == next(heat_map_images(Run(alone.path))), "nothing of the picture before stays"

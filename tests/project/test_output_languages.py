@@ -11,7 +11,10 @@ from helpers import ROOT
 PACKAGE = ROOT / "deepstack"
 WRITERS = {
     "LaTeX": ("base/latex.py", r"\\(begin|end|text\w+|section|subsection|caption|cite|input)\*?\{"),
-    "BibTeX": ("base/bibtex.py", r"@(misc|article|software|inproceedings)\{|^@\{\}\{"),
+    "BibTeX": (
+        "instruments/answer/bibtex.py",
+        r"@(misc|article|software|inproceedings)\{|^@\{\}\{",
+    ),
     "Markdown": ("base/markdown.py", r"\| ---|^\| \{?|\| \{?$|^```"),
     "HTML": ("base/notebook.py", r"<(a|b|p|div|span|img|table|tr|td|th|h[1-6]|svg|html)[ >]"),
 }

@@ -6,24 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deepstack.base.errors import NothingMatchedError
+from deepstack.base import NothingMatchedError
 from deepstack.instruments.answer import pages
 from deepstack.instruments.answer.content import PAPER, Content
 from deepstack.instruments.answer.found import MOST_NAMES
 from deepstack.instruments.answer.looks import looks_at
 from deepstack.instruments.answer.pages import plain_citations
 from deepstack.instruments.answer.sentence import find
-from deepstack.plots.arguments import AnyRuns, runs_of
-from deepstack.plots.chart import CHARTS, Chart
-from deepstack.plots.files import render, save
-from deepstack.plots.study_charts import try_chart
+from deepstack.plots import CHARTS, AnyRuns, Chart, render, runs_of, save, try_chart
 from deepstack.records import ENDED, files
-from deepstack.runs.conditions import Where
-from deepstack.runs.runs import Runs
-from deepstack.runs.settings import TASK
-from deepstack.runs.update_growth import growths_of
-from deepstack.runs.validation import of_one_validation
-from deepstack.runs.words import growth_sentence
+from deepstack.runs import TASK, Runs, Where, growth_sentence, growths_of, of_one_validation
 
 # The charts that show each kind of answer: the first one that these runs allow.
 FIGURES = {

@@ -5,14 +5,19 @@ from typing import Any
 
 import typer
 
-from deepstack.base.errors import ConfigError
-from deepstack.base.registry import unknown
+from deepstack.base import ConfigError, unknown
+from deepstack.cli import (
+    command,
+    emit,
+    emit_json,
+    log,
+    rows_of_studies,
+    show_work,
+    studies_below,
+    terminal_width,
+)
 from deepstack.cli import options as opt
-from deepstack.cli.commands import command
-from deepstack.cli.output import emit, emit_json, log, show_work, terminal_width
-from deepstack.cli.several_studies import studies_below, study_rows
-from deepstack.records.opened import followed
-from deepstack.records.published import writable
+from deepstack.records import followed, writable
 
 
 @command("Instruments", "deepstack answer results/depth_sweep")
@@ -46,7 +51,7 @@ def answer_command(
     with show_work("reading runs"):
         studies = studies_below(study, where, last)
     if len(studies) > 1:
-        emit(study_rows(studies, NAME), json, answer=["command"])
+        emit(rows_of_studies(studies, NAME), json, answer=["command"])
         log(f"{study} has {len(studies)} studies; answer takes one")
         return
     with show_work("reading runs"):

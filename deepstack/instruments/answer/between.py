@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from deepstack.base.errors import ConfigError
-from deepstack.base.text import value_text
+from deepstack.base import ConfigError, value_text
 from deepstack.config import Combination, Override, Study, with_overrides
 from deepstack.config import values as values_by_key
-from deepstack.runs.settings import DEPTH, LR, SEED
+from deepstack.runs import DEPTH, LR, SEED
 
 DIGITS = 3  # of an interpolated number
 

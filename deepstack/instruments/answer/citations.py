@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from deepstack import __version__
-from deepstack.base import bibtex
+from deepstack.instruments.answer import bibtex
 from deepstack.records import Run
-from deepstack.runs.settings import scheme_label
+from deepstack.runs import scheme_label
 
 DEEPSTACK = "deepstack"
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")

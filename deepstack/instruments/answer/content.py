@@ -9,25 +9,27 @@ from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from deepstack.base.text import counted
-from deepstack.config.write import yaml_of
+from deepstack.base import counted
+from deepstack.config import yaml_of
 from deepstack.instruments.answer.citations import bibtex_of, keys_of, sources_of
 from deepstack.instruments.answer.found import Found, More
 from deepstack.instruments.answer.methods import methods_of
-from deepstack.plots.chart import Chart, Options
+from deepstack.plots import Chart, Options
 from deepstack.records import Run
-from deepstack.runs.best import bests_of
-from deepstack.runs.captions import shared_settings, title_of
-from deepstack.runs.commands import (
+from deepstack.runs import (
+    OUTCOME_WORDS,
+    Result,
+    Runs,
+    bests_of,
     further_commands,
+    mean_of,
     new_seeds,
     path_of,
     repeat_commands,
+    result_table,
+    shared_settings,
+    title_of,
 )
-from deepstack.runs.outcomes import OUTCOME_WORDS, Result
-from deepstack.runs.result_table import result_table
-from deepstack.runs.runs import Runs
-from deepstack.runs.statistics import mean_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from deepstack.instruments.answer.looks import FIXED, Looks
-from deepstack.runs import words
-from deepstack.runs.best import Best
-from deepstack.runs.statistics import Mean
-from deepstack.runs.words import joined as joined
+from deepstack.runs import Best, Mean, words
+from deepstack.runs import joined as joined
 
 MOST_NAMES = 4  # settings that a sentence names
 

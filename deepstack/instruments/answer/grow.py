@@ -10,7 +10,7 @@ from typing import NamedTuple
 from deepstack.instruments.answer.found import Found, More
 from deepstack.instruments.answer.looks import Looks
 from deepstack.instruments.answer.sentence import find
-from deepstack.runs.outcomes import Result
+from deepstack.runs import Result
 
 
 class Point(NamedTuple):

@@ -11,7 +11,7 @@ from deepstack.instruments.answer.found import Found, More
 from deepstack.instruments.answer.looks import Looks
 from deepstack.instruments.answer.margins import Gap, far_seed_sentence
 from deepstack.instruments.answer.power import seeds_needed
-from deepstack.runs.best import HIGHEST, LOWEST, Best
+from deepstack.runs import HIGHEST, LOWEST, Best
 
 WIDEST = 2  # ratio of two depths between which no further one is added
 MOST_RATES = 16  # of one setting and depth, beyond which none is added at an edge

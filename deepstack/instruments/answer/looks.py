@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from deepstack.base.errors import ResourceError
-from deepstack.records.files import LARGEST_TEXT, parse_object, read
-from deepstack.records.files import replace as write
-from deepstack.runs.intervals import LEAST_SEEDS, Interval, student
-from deepstack.runs.statistics import Mean
+from deepstack.base import ResourceError
+from deepstack.records import LARGEST_TEXT, parse_object, read
+from deepstack.records import replace as write
+from deepstack.runs import LEAST_SEEDS, Interval, Mean, student
 
 SEEDS = (3, 4, 5, 6, 8, 12, 16, 24, 32)
 """Numbers of seeds at which a growing study is looked at."""

@@ -6,15 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deepstack.base.text import value_text
+from deepstack.base import value_text
 from deepstack.instruments.answer.found import More, depths_text
 from deepstack.instruments.answer.looks import FAR, FIXED, Looks
 from deepstack.instruments.answer.power import seeds_needed
-from deepstack.runs.best import Best
-from deepstack.runs.intervals import student
-from deepstack.runs.margin import Margin, margin_of
-from deepstack.runs.statistics import Mean
-from deepstack.runs.words import margin_clause
+from deepstack.runs import Best, Margin, Mean, margin_clause, margin_of, student
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deepstack.base.text import counted, value_text
+from deepstack.base import counted, value_text
 from deepstack.instruments.answer.citations import DEEPSTACK, section
 from deepstack.instruments.answer.found import Found, joined
 from deepstack.records import Run
-from deepstack.runs.captions import depth_words
-from deepstack.runs.commands import is_of_deepstack, values
-from deepstack.runs.outcomes import LEARNT
-from deepstack.runs.runs import Runs
-from deepstack.runs.settings import LR, SCHEME, SEED, STEPS, TASK, scheme_label
+from deepstack.runs import (
+    LEARNT,
+    LR,
+    SCHEME,
+    SEED,
+    STEPS,
+    TASK,
+    Runs,
+    depth_words,
+    is_of_deepstack,
+    scheme_label,
+    values_tried,
+)
 
 FAMILIES = {
     "encoder": "Transformer encoders",
@@ -39,7 +47,7 @@ def methods_of(runs: Runs, found: Found, keys: Mapping[str, str]) -> str:
         f"d_ff = {listed(runs, 'model.d_ff')}",
         listed(runs, "model.activation"),
     ]
-    families = [FAMILIES.get(str(one), str(one)) for one in values(runs, "model.family")]
+    families = [FAMILIES.get(str(one), str(one)) for one in values_tried(runs, "model.family")]
     sentences = [
         f"We trained {joined(families)} with N = {joined(depths)} layers ({', '.join(size)}) and "
         f"the residual schemes {joined(named)}."
@@ -53,7 +61,7 @@ def methods_of(runs: Runs, found: Found, keys: Mapping[str, str]) -> str:
     ]
     if others := other_settings(runs):
         sentences.append(f"Runs also differed in {others}.")
-    seeds = [str(seed) for seed in values(runs, SEED)]
+    seeds = [str(seed) for seed in values_tried(runs, SEED)]
     word = "seed" if len(seeds) == 1 else "seeds"
     sentences.append(
         f"Each setting was trained with the {word} {joined(seeds)}, where a seed sets the initial "
@@ -70,7 +78,7 @@ def methods_of(runs: Runs, found: Found, keys: Mapping[str, str]) -> str:
 
 def listed(runs: Sequence[Run], key: str) -> str:
     """Return the values of a setting in words."""
-    return joined([value_text(value) for value in values(runs, key)])
+    return joined([value_text(value) for value in values_tried(runs, key)])
 
 
 def heads(runs: Sequence[Run]) -> str:
@@ -80,7 +88,7 @@ def heads(runs: Sequence[Run]) -> str:
 
 def rates(runs: Sequence[Run]) -> str:
     """Return the learning rates; many of them as a range with their number."""
-    found = values(runs, LR)
+    found = values_tried(runs, LR)
     if len(found) <= 6:
         return listed(runs, LR)
     return f"{value_text(found[0])} to {value_text(found[-1])} ({len(found)} values)"
@@ -88,7 +96,7 @@ def rates(runs: Sequence[Run]) -> str:
 
 def schedule(runs: Sequence[Run]) -> str:
     """Return schedule, warm-up and clipping in words."""
-    clips = values(runs, "train.clip")
+    clips = values_tried(runs, "train.clip")
     parts = [
         f"{listed(runs, 'train.schedule')} schedule",
         f"{listed(runs, 'train.warmup_steps')} steps of warm-up",

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deepstack.base.text import counted
+from deepstack.base import counted
 from deepstack.instruments.answer.found import MOST_NAMES, Found, More, interval_text, share_text
 from deepstack.instruments.answer.looks import FIXED, Looks
-from deepstack.runs.best import Best
-from deepstack.runs.intervals import LEAST_SEEDS
-from deepstack.runs.outcomes import Result
-from deepstack.runs.statistics import Mean, mean_of
-from deepstack.runs.words import nats
+from deepstack.runs import LEAST_SEEDS, Best, Mean, Result, mean_of, nats
 
 CONTEXT = "a predictor without context"
 UNTRAINED = "its untrained stack, which begins below a predictor without context"

@@ -9,11 +9,11 @@ from typing import Any
 
 from deepstack.base import latex as latex_writer
 from deepstack.base import markdown as markdown_writer
-from deepstack.base.text import printable, short_text, wrap
-from deepstack.cli.table import lay_out
+from deepstack.base import printable, short_text, wrap
+from deepstack.cli import lay_out
 from deepstack.instruments.answer.content import PAPER, Content
-from deepstack.plots.files import render
-from deepstack.runs.paper_table import INTERVAL, LOSS, interval, nats
+from deepstack.plots import render
+from deepstack.runs import INTERVAL_COLUMN, LOSS_COLUMN, interval_cell, nats_cell
 
 WIDTH = 80  # of the text on a terminal; tables may be wider in a pipe
 BELOW = "below chance"
@@ -29,11 +29,11 @@ def table_rows(answer: Content) -> list[dict[str, str]]:
         if "best lr" in row:
             edge = f" ({row['edge']} tried)" if row["edge"] else ""
             cells["best lr"] = f"{short_text(row['best lr'])}{edge}"
-        cells |= {"outcome": row["outcome"], LOSS: nats(row["val_loss"])}
+        cells |= {"outcome": row["outcome"], LOSS_COLUMN: nats_cell(row["val_loss"])}
         if row["sd"] is not None:
-            cells[LOSS] += f" ± {row['sd']:.3f}"
-        cells[INTERVAL] = interval(row["low"], row["high"])
-        cells[BELOW] = nats(row["below"])
+            cells[LOSS_COLUMN] += f" ± {row['sd']:.3f}"
+        cells[INTERVAL_COLUMN] = interval_cell(row["low"], row["high"])
+        cells[BELOW] = nats_cell(row["below"])
         rows.append(cells)
     return rows
 
@@ -65,7 +65,7 @@ def terminal(answer: Content, figure: str, width: int | None = WIDTH) -> str:
     if text:
         lines += ["", *wrapped(text), *(f"    {command}" for command in commands)]
     rows, by_rate = table_rows(answer), rate_cells(answer)
-    lines += lay_out(rows, width, ["N", LOSS, BELOW], ["outcome", "best lr"]).lines
+    lines += lay_out(rows, width, ["N", LOSS_COLUMN, BELOW], ["outcome", "best lr"]).lines
     lines += lay_out(by_rate, width).lines if by_rate else []
     if answer.chart:
         lines += [f"Figure: {figure}.pdf", *wrapped(answer.caption), ""]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from deepstack.instruments.answer.looks import COMPARED, FIXED, Looks
-from deepstack.runs.intervals import LEAST_SEEDS
+from deepstack.runs import LEAST_SEEDS
 
 POWER = 0.8
 MOST_SEEDS = 64  # beyond this number no further runs are advised

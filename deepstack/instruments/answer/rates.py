@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from deepstack.base.text import counted, signed_text
+from deepstack.base import counted, signed_text
 from deepstack.instruments.answer.found import Found, More, depths_text
 from deepstack.instruments.answer.growth import MOST_RATES, rates_beyond, until_look
 from deepstack.instruments.answer.looks import FIXED, Looks
 from deepstack.instruments.answer.power import seeds_needed
 from deepstack.instruments.transfer.table import Transfer, losses_of, transfer
-from deepstack.runs.best import Best
-from deepstack.runs.intervals import LEAST_SEEDS, Interval, student
-from deepstack.runs.words import as_sentence, rate_sentence
+from deepstack.runs import LEAST_SEEDS, Best, Interval, as_sentence, rate_sentence, student
 
 MOST_RUNS = 200  # beyond this number no further runs are advised
 METHOD = (

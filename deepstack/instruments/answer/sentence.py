@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from deepstack.base.text import counted, value_text
+from deepstack.base import counted, value_text
 from deepstack.instruments.answer.found import (
     MOST_NAMES,
     Found,
@@ -29,10 +29,7 @@ from deepstack.instruments.answer.margins import (
 from deepstack.instruments.answer.one_setting import about_one, shares_sentence
 from deepstack.instruments.answer.power import MOST_SEEDS
 from deepstack.instruments.answer.rates import movement
-from deepstack.runs.best import Best, bests_of
-from deepstack.runs.outcomes import Result
-from deepstack.runs.settings import require
-from deepstack.runs.words import as_sentence, nats
+from deepstack.runs import Best, Result, as_sentence, bests_of, nats, require
 
 T_TEST = (
     "The interval is Student's t over the differences of runs with equal seeds: if these are "

@@ -5,13 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from deepstack.base.errors import ConfigError
-from deepstack.base.registry import unknown
-from deepstack.base.text import counted
-from deepstack.cli.added_options import SweepOption, SweepOrder, Training
-from deepstack.cli.options import option
-from deepstack.cli.output import log
-from deepstack.config.key import DEPTH
+from deepstack.base import ConfigError, counted, unknown
+from deepstack.cli import SweepOption, SweepOrder, Training, log, option
+from deepstack.config import DEPTH
 
 if TYPE_CHECKING:
     from deepstack.instruments.answer.grow import Growth

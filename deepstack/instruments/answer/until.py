@@ -6,20 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from deepstack.base.errors import ConfigError
+from deepstack.base import ConfigError
 from deepstack.config import Study
 from deepstack.instruments.answer.between import with_depth
 from deepstack.instruments.answer.grow import Growth, Point, grow
 from deepstack.instruments.answer.looks import SEEDS, Looks, write_looks
 from deepstack.instruments.answer.sentence import named
-from deepstack.records import ENDED, Run
-from deepstack.records.opened import followed
-from deepstack.runs.outcomes import Result
-from deepstack.runs.runs import Runs
-from deepstack.runs.settings import DEPTH, LR, SEED, TASK
+from deepstack.records import ENDED, Run, followed
+from deepstack.runs import DEPTH, LR, SEED, TASK, Result, Runs
 
 if TYPE_CHECKING:
-    from deepstack.cli.added_options import Training
+    from deepstack.cli import Training
     from deepstack.sweeps import CellProgress
 
 

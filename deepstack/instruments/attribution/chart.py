@@ -9,19 +9,37 @@ import pandas as pd
 
 from deepstack.config import ROLES
 from deepstack.instruments.attribution.role_updates import TOGETHER, role_updates
-from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.drawing import Drawing
-from deepstack.plots.group import Group
-from deepstack.plots.panel import Panel, markers
-from deepstack.plots.style import COLOURS, DASHES, MARKERS, MORE_COLOURS, shade, step_axis
-from deepstack.plots.texts import typeset
+from deepstack.plots import (
+    COLOURS,
+    DASHES,
+    MARKERS,
+    MORE_COLOURS,
+    Chart,
+    Drawing,
+    Group,
+    Options,
+    Panel,
+    chart,
+    markers,
+    shade,
+    step_axis,
+    typeset,
+)
 from deepstack.records import Run
-from deepstack.runs.captions import diverged_note
-from deepstack.runs.fit import Fit, power_law_of_seeds
-from deepstack.runs.runs import Runs
-from deepstack.runs.settings import depth_of, depths_of, require
-from deepstack.runs.statistics import ceiling_of, last_row, points_of, shared_step
-from deepstack.runs.tidy import seed_statistics
+from deepstack.runs import (
+    Fit,
+    Runs,
+    ceiling_of,
+    depth_of,
+    depths_of,
+    diverged_note,
+    last_row,
+    points_of,
+    power_law_of_seeds,
+    require,
+    seed_statistics,
+    shared_step,
+)
 
 MOST_PANELS = 4  # columns of shares
 SCHEDULE, SUM = "schedule", "sum of parts / whole"

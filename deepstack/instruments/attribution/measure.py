@@ -13,14 +13,11 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from deepstack import config as conf
-from deepstack.config.instruments import Columns
-from deepstack.diagnostics.instrument import Instrument, Row, RunState
-from deepstack.diagnostics.update import evaluating, measuring, token_distance
+from deepstack.config import Columns
+from deepstack.diagnostics import Instrument, Row, RunState, evaluating, measuring, token_distance
 from deepstack.fast import ReplayedPass
 from deepstack.instruments.attribution.settings import AttributionSettings
-from deepstack.model import Transformer
-from deepstack.model.banks import Bank, put, restored
-from deepstack.model.build import Built
+from deepstack.model import Bank, Built, Transformer, restored, set_banks
 
 RANGES = 4
 SCHEDULE, WHOLE = "schedule", "whole"
@@ -168,18 +165,18 @@ def attribute(
     hidden = hidden or model.hidden
     with restored(banks) as current, torch.no_grad(), evaluating(model):
         first, last = (initial, current) if origin == "initial" else (current, initial)
-        put(banks, first)
+        set_banks(banks, first)
         unmoved = hidden(tokens)
         for part in parts:
             mine = [bank for bank in banks if part.indices(bank)]
             mixed = {b.key: part.put_in(b, b.values(), last[b.key]) for b in mine}
             changed = [b for b in mine if not torch.equal(mixed[b.key], b.values())]
-            put(changed, mixed)
+            set_banks(changed, mixed)
             moved = hidden(tokens) if changed else unmoved
-            put(changed, first)
+            set_banks(changed, first)
             values[part.name] = token_distance(moved - unmoved)
         if model.schemes[0].changes_by_step:
-            put(banks, initial)
+            set_banks(banks, initial)
             values[SCHEDULE] = token_distance(hidden(tokens) - start)
     return values
 
@@ -195,7 +192,7 @@ def first_order(
     vectors: dict[str, Tensor] = {}
     model, banks = built.model, built.banks.all
     with restored(banks) as present, torch.no_grad(), measuring(model):
-        put(banks, initial)
+        set_banks(banks, initial)
         moved = {bank.key: present[bank.key] - bank.values() for bank in banks}
         zero = {key: torch.zeros_like(value) for key, value in moved.items()}
         for part in parts:

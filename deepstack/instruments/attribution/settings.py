@@ -2,8 +2,15 @@
 
 from typing import Literal
 
-from deepstack.config.instruments import InstrumentSpec, MeasurementSizes, declare, log_settings
-from deepstack.config.section import Interval, Section, unused_without
+from deepstack.config import (
+    InstrumentSpec,
+    Interval,
+    MeasurementSizes,
+    Section,
+    declare,
+    log_settings,
+    unused_without,
+)
 
 
 @log_settings(place=60)

@@ -8,20 +8,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.curves import draw_curves
-from deepstack.plots.drawing import Drawing
-from deepstack.plots.style import GREY
-from deepstack.plots.texts import typeset
+from deepstack.plots import GREY, Chart, Drawing, Options, chart, draw_curves, typeset
 from deepstack.records import Run
-from deepstack.runs.fit import fit_points
-from deepstack.runs.runs import Runs
-from deepstack.runs.settings import depth_of, depths_of, require, scheme_label
-from deepstack.runs.statistics import (
+from deepstack.runs import (
+    Runs,
     ceiling_of,
+    depth_of,
+    depths_of,
+    fit_points,
     has_diverged_by,
     last_row,
     points_of,
+    require,
+    scheme_label,
     shared_step,
 )
 

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.diagnostics.layers import diagnostic, has_plain_norm_and_relu
-from deepstack.diagnostics.snapshot import Snapshot
-from deepstack.diagnostics.sublayer_statistics import variance
-from deepstack.diagnostics.update import evaluating
-from deepstack.schemes import Scheme, StackNorm, Tap
-from deepstack.schemes.tap import tapped
+from deepstack.diagnostics import (
+    Snapshot,
+    diagnostic,
+    evaluating,
+    has_plain_norm_and_relu,
+    variance,
+)
+from deepstack.schemes import Scheme, StackNorm, Tap, tapped
 
 # sublayer -> the roles of the theorem's w (the inner matrix) and v (the outer one), and the factor
 # of the operation between them on a second moment: 1/2 for ReLU, at most 1 for a weighted mean

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from deepstack import config as conf
-from deepstack.base.errors import ConfigError
-from deepstack.config.instruments import without_snapshots
+from deepstack.base import ConfigError
+from deepstack.config import without_snapshots
 from deepstack.instruments.attribution.role_updates import TOGETHER
 from deepstack.instruments.calibrate.exponents import (
     HEAD,
@@ -20,8 +20,7 @@ from deepstack.instruments.calibrate.exponents import (
     interpolated_factors,
 )
 from deepstack.records import Run
-from deepstack.sweeps.pool import CellProgress
-from deepstack.sweeps.run import MEASURE_ONLY, sweep
+from deepstack.sweeps import MEASURE_ONLY, CellProgress, sweep
 
 DEPTHS = (6, 12, 24, 48, 96)
 STEPS = (1, 10)

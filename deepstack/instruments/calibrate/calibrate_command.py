@@ -3,11 +3,9 @@
 from pathlib import Path
 
 from deepstack import config as conf
+from deepstack.cli import command, emit, emit_json, log, log_figures, show_runs
 from deepstack.cli import options as opt
-from deepstack.cli.commands import command
-from deepstack.cli.output import emit, emit_json, log, log_figures, show_runs
-from deepstack.records.files import replace
-from deepstack.records.opened import followed
+from deepstack.records import followed, replace
 
 ANSWER = ("role", "exponent", "low", "high")
 SHOWN = ("exponent", "low", "high", "curvature", "smallest", "largest", "linearity")

@@ -12,7 +12,7 @@ import numpy as np
 
 from deepstack.instruments.attribution.role_updates import TOGETHER, role_updates
 from deepstack.records import Run
-from deepstack.runs.statistics import finite_or_none, seed_coefficient
+from deepstack.runs import finite_or_none, seed_coefficient
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deepstack.base.errors import ConfigError
+from deepstack.base import ConfigError
 from deepstack.instruments.calibrate.exponents import DepthExponents, interpolated_factors
 from deepstack.instruments.probe.groups import Groups, names_by_group
 from deepstack.instruments.probe.model import ExternalModel, Hidden

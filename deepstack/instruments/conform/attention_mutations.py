@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deepstack.instruments.conform.reference import HalfRotation, Reference, double_precision
-from deepstack.model.query_key import QueriesAndKeys, Rotation
+from deepstack.model import QueriesAndKeys, Rotation
 
 Change = Callable[[Any], tuple[str, Any]]
 Q_K_V = ("q", "k", "v")

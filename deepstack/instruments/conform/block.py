@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deepstack.base.errors import ConfigError
-from deepstack.base.registry import unknown
+from deepstack.base import ConfigError, unknown
 from deepstack.instruments.conform.reference import STEP, Reference, double_precision
 from deepstack.instruments.conform.weights import PATTERN, Key, Piece, Weights, at_layer, pieces_of
-from deepstack.model.user_code import guarded, run_file
+from deepstack.model import guarded, run_file
 
 Patterns = str | Sequence[str]
 BIASES = ("q.bias", "k.bias", "v.bias", "o.bias", "w1.bias", "w2.bias", "w3.bias")

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepstack.base.errors import ConfigError
+from deepstack.base import ConfigError
 from deepstack.instruments.conform.block import Block
 from deepstack.instruments.conform.reference import Reference, draw_input
 from deepstack.instruments.conform.weights import Key, Weights
-from deepstack.model.user_code import guarded
-from deepstack.training.optimizer import avoid_compiler_import
+from deepstack.model import guarded
+from deepstack.training import avoid_compiler_import
 
 LR, EPS = 1e-3, 1e-8
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from deepstack.config.roles import MATRICES
+from deepstack.config import MATRICES
 from deepstack.instruments.conform.block import Block, undeclared
 from deepstack.instruments.conform.causes import hypotheses
 from deepstack.instruments.conform.compare import (
@@ -47,7 +47,7 @@ from deepstack.instruments.conform.sets import CHECKS, CheckSet
 from deepstack.instruments.conform.start import Start, check_starts, sample_starts
 from deepstack.instruments.conform.sublayer_causes import PAIRS
 from deepstack.instruments.conform.weights import Key, Weights
-from deepstack.model.sublayers import LinearMaps
+from deepstack.model import LinearMaps
 from deepstack.schemes import NORMS
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from deepstack.base.errors import DifferenceError
+from deepstack.base import DifferenceError
 from deepstack.instruments.conform.block import Patterns, load_block
 from deepstack.instruments.conform.comparison import Comparison
 from deepstack.instruments.conform.reference import Reference

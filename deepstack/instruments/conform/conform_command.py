@@ -6,12 +6,10 @@ from typing import Any
 
 import typer
 
-from deepstack.base.errors import ConfigError, DifferenceError
+from deepstack.base import ConfigError, DifferenceError
+from deepstack.cli import command, complete_names, emit, emit_json, log
 from deepstack.cli import options as opt
-from deepstack.cli.commands import command
-from deepstack.cli.completion import complete_names
-from deepstack.cli.output import emit, emit_json, log
-from deepstack.records.files import replace
+from deepstack.records import replace
 
 
 @command("Instruments", "deepstack conform my_block.py --scheme deepnorm")
@@ -102,8 +100,8 @@ def conform_command(
 
 def settings_of(overrides: list[str]) -> dict[str, Any]:
     """Return the settings of the reference by key; raise ConfigError for other words."""
-    from deepstack.base.yaml_reader import Problem
-    from deepstack.config.load import parse_override
+    from deepstack.base import Problem
+    from deepstack.config import parse_override
 
     settings = {}
     for text in overrides:

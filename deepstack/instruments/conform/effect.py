@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from deepstack.base.errors import DeepstackError
+from deepstack.base import DeepstackError
 from deepstack.instruments.conform.block import Block
 from deepstack.instruments.conform.compare import LR, copy, direction, distance, gradients
 from deepstack.instruments.conform.reference import Reference, draw_input

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deepstack.base.errors import DeepstackError
+from deepstack.base import DeepstackError
 from deepstack.instruments.conform.compare import distance
 from deepstack.instruments.conform.mutations import Place
 from deepstack.instruments.conform.reference import Reference

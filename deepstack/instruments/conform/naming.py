@@ -7,7 +7,7 @@ from typing import Any
 from deepstack.instruments.conform.reference import Reference, place, scheme_place
 from deepstack.instruments.conform.start import Start
 from deepstack.instruments.conform.weights import Key
-from deepstack.model.initialise import DISTRIBUTIONS, initialise
+from deepstack.model import DISTRIBUTIONS, initialise
 from deepstack.schemes import SCHEMES, StackPosition, StackScheme
 
 CLOSE = 1e-6

@@ -11,15 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from deepstack.base.errors import ConfigError
+from deepstack.base import ConfigError
 from deepstack.config import Config, with_overrides
 from deepstack.instruments.conform.weights import Key, Piece, Weights
-from deepstack.model import build_model
-from deepstack.model.plain import plain_names
-from deepstack.model.query_key import QueriesAndKeys, Rotation
-from deepstack.model.stack import Stack
-from deepstack.schemes import SCHEMES, StackNorm, StackScheme, defined_at
-from deepstack.schemes.role import has_role
+from deepstack.model import QueriesAndKeys, Rotation, Stack, build_model, plain_names
+from deepstack.schemes import SCHEMES, StackNorm, StackScheme, defined_at, has_role
 
 BATCH, SEQ = 2, 7
 SIZES: Mapping[str, Any] = {
@@ -111,8 +107,8 @@ class Reference(Weights):
 
     def standard_deviation(self, key: Key) -> float:
         """Return the standard deviation of a matrix at the start, by the table of starts."""
-        from deepstack.config.roles import MATRICES
-        from deepstack.model.initialise import DISTRIBUTIONS, ELSEWHERE, QKV
+        from deepstack.config import MATRICES
+        from deepstack.model import DISTRIBUTIONS, ELSEWHERE, QKV
 
         entry, init = self.entries[key], self.config.model.init
         rule = DISTRIBUTIONS[init.distribution]

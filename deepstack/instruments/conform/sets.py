@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deepstack.base.errors import ConfigError
-from deepstack.base.registry import unknown
+from deepstack.base import ConfigError, unknown
 
 CHECKS = ("forward", "gradients", "start", "update")
 TOLERANCE = 1e-9

@@ -27,10 +27,7 @@ from deepstack.instruments.conform.attention_mutations import (
 from deepstack.instruments.conform.hypothesis import STARTS, Hypothesis, inside_of, scopes
 from deepstack.instruments.conform.naming import listed
 from deepstack.instruments.conform.reference import LAYOUT, Reference, place
-from deepstack.model.activations import ACTIVATIONS
-from deepstack.model.attention import Attention
-from deepstack.model.feed_forward import FeedForward
-from deepstack.model.sublayers import LinearMaps
+from deepstack.model import ACTIVATIONS, Attention, FeedForward, LinearMaps
 
 
 def inside(reference: Reference) -> Iterator[Hypothesis]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from deepstack.instruments.conform.reference import Entry, Reference
 from deepstack.instruments.conform.sublayer_causes import PAIRS
-from deepstack.model.activations import ACTIVATIONS
+from deepstack.model import ACTIVATIONS
 from deepstack.schemes import Scheme, StackNorm
 
 TEMPLATE = '''"""{label}: {formulas}"""

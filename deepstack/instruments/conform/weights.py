@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from deepstack.base.errors import ConfigError
-from deepstack.base.registry import unknown
+from deepstack.base import ConfigError, unknown
 
 Key = tuple[str, int]
 """The name of a parameter in the reference, and its layer, 1..N; 0 outside the layers."""

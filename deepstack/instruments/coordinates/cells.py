@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from deepstack.base.errors import ConfigError
+from deepstack.base import ConfigError
 from deepstack.instruments.coordinates.recording import (
     LOGITS,
     MASKED,
@@ -19,7 +19,7 @@ from deepstack.instruments.coordinates.recording import (
 )
 from deepstack.instruments.coordinates.source import Source
 from deepstack.instruments.coordinates.stacks import Names, Stack, names_of, outline_of
-from deepstack.model.module_calls import plain_name
+from deepstack.model import plain_name
 
 
 class Value(NamedTuple):

@@ -14,13 +14,19 @@ from deepstack.instruments.coordinates.table import (
     slope_text,
     swept,
 )
-from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.drawing import Drawing
-from deepstack.plots.style import DASHES, GREY, MARKERS, depth_axis, shades
-from deepstack.plots.texts import typeset
-from deepstack.runs.runs import Runs
-from deepstack.runs.settings import WIDTH, require
-from deepstack.runs.tidy import seed_statistics
+from deepstack.plots import (
+    DASHES,
+    GREY,
+    MARKERS,
+    Chart,
+    Drawing,
+    Options,
+    chart,
+    depth_axis,
+    shades,
+    typeset,
+)
+from deepstack.runs import WIDTH, Runs, require, seed_statistics
 
 MOST_PANELS = 3
 SYMBOLS = {"update": "‖x_{l,t} − x_{l,0}‖/√d", "size": "‖x_{l,t}‖/√d"}

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from deepstack.base.errors import ConfigError
-from deepstack.base.registry import unknown
+from deepstack.base import ConfigError, unknown
 from deepstack.instruments.coordinates.cells import Cell, train_cell
 from deepstack.instruments.coordinates.exponents import exponents, finite_part, values_table
 from deepstack.instruments.coordinates.kinds import modules_of, repeated_names
@@ -15,7 +14,7 @@ from deepstack.instruments.coordinates.result import CoordinateCheck
 from deepstack.instruments.coordinates.rules import RULES, TOLERANCE
 from deepstack.instruments.coordinates.source import Batch, Loss, MakeOptimizer, load_source
 from deepstack.instruments.coordinates.stacks import find_stacks, outline_of
-from deepstack.runs.intervals import LEAST_SEEDS
+from deepstack.runs import LEAST_SEEDS
 
 WIDTHS = (32, 64, 128)
 DEPTHS = (4, 16, 64)

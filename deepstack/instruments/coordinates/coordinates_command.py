@@ -6,10 +6,9 @@ from pathlib import Path
 
 import typer
 
-from deepstack.base.errors import DifferenceError
+from deepstack.base import DifferenceError
+from deepstack.cli import command, emit, emit_json, log, log_figures, show_work
 from deepstack.cli import options as opt
-from deepstack.cli.commands import command
-from deepstack.cli.output import emit, emit_json, log, log_figures, show_work
 
 ANSWER = ("module", "over", "breaks")
 

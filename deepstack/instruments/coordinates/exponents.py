@@ -9,7 +9,7 @@ import pandas as pd
 
 from deepstack.instruments.coordinates.cells import Cell
 from deepstack.instruments.coordinates.rules import Module, allowed, verdict
-from deepstack.runs.statistics import Mean, finite_or_none, seed_coefficient
+from deepstack.runs import Mean, finite_or_none, seed_coefficient
 
 QUANTITIES = ("size", "branch", "own", "relative", "change")
 """The quantities, in the order in which the first break of a module is looked for."""

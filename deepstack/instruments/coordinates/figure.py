@@ -10,19 +10,20 @@ from matplotlib.patches import Patch
 from deepstack.instruments.coordinates.exponents import Exponent, along
 from deepstack.instruments.coordinates.result import Break, CoordinateCheck, shown
 from deepstack.instruments.coordinates.rules import RULES
-from deepstack.plots import Chart, Table
-from deepstack.plots.page import Page
-from deepstack.plots.style import (
+from deepstack.plots import (
     COLOURS,
-    COLUMN,
+    COLUMN_WIDTH,
     GREY,
-    PAGE,
+    PAGE_WIDTH,
+    Chart,
+    Page,
+    Table,
+    axis_limits,
     deepstack_style,
-    extent,
     log_axis,
     tried_axis,
+    untypeset,
 )
-from deepstack.plots.texts import plain
 
 KEEPS, BREAKS, FIRST = COLOURS[5], COLOURS[4], COLOURS[1]
 STYLES: dict[str, dict[str, Any]] = {
@@ -44,7 +45,7 @@ def draw(check: CoordinateCheck) -> Chart:
 
 def _draw(check: CoordinateCheck) -> Chart:
     axes_ = [over for over in ("width", "depth") if len(getattr(check, f"{over}s")) > 1]
-    page = Page(1, len(axes_), height=2.1, width=PAGE if len(axes_) > 1 else COLUMN)
+    page = Page(1, len(axes_), height=2.1, width=PAGE_WIDTH if len(axes_) > 1 else COLUMN_WIDTH)
     table, used = Table(), set()
     highest: list[float] = []
     for over, axes in zip(axes_, page.axes, strict=True):
@@ -65,7 +66,7 @@ def _draw(check: CoordinateCheck) -> Chart:
         words = {"width": "width d", "depth": "depth N (layers)"}[over]
         tried_axis(axes, sizes, str, words)
     for axes in page.axes:
-        log_axis(axes, "y", *extent(highest))
+        log_axis(axes, "y", *axis_limits(highest))
         label(axes)
     first = check.first
     names = {"first": f"first: {shown(first.module)}" if first else ""}
@@ -86,7 +87,7 @@ def _draw(check: CoordinateCheck) -> Chart:
         f"{len(check.seeds)} seeds",
     ]
     figure = page.finish(title, subtitle, caption, handles)
-    text = plain("\n".join([f"{title}. {subtitle}.", *caption, ""]).replace("\u00a0", " "))
+    text = untypeset("\n".join([f"{title}. {subtitle}.", *caption, ""]).replace("\u00a0", " "))
     return Chart(figure, table.frame(), title, text)
 
 

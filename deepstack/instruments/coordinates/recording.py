@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from deepstack.instruments.coordinates.stacks import Names
-from deepstack.model.module_calls import plain_name, tensor_of, undisturbed
+from deepstack.model import plain_name, tensor_of, undisturbed
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a module."""

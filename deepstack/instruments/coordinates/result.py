@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from deepstack.base.text import counted, signed_text
+from deepstack.base import counted, signed_text
 from deepstack.instruments.coordinates.causes import AT_START, cause_of, remedy
 from deepstack.instruments.coordinates.exponents import Exponent, breaks
 from deepstack.instruments.coordinates.rules import RULES, Module

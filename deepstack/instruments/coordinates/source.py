@@ -12,10 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepstack.base.errors import ConfigError
-from deepstack.base.registry import nearest
-from deepstack.model.module_calls import call_model
-from deepstack.model.user_code import guarded, run_file
+from deepstack.base import ConfigError, nearest
+from deepstack.model import call_model, guarded, run_file
 
 Build = Callable[..., nn.Module]
 """(width, depth, seed) -> a fresh model."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from deepstack.model.module_calls import plain_name
+from deepstack.model import plain_name
 
 Shapes = dict[str, tuple[int, ...]]
 

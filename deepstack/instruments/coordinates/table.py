@@ -10,11 +10,18 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from deepstack.base.text import signed_text
+from deepstack.base import signed_text
 from deepstack.records import Run
-from deepstack.runs.runs import Runs
-from deepstack.runs.settings import SEED, WIDTH, depth_of, require
-from deepstack.runs.statistics import has_diverged_by, layers_at, seed_coefficient
+from deepstack.runs import (
+    SEED,
+    WIDTH,
+    Runs,
+    depth_of,
+    has_diverged_by,
+    layers_at,
+    require,
+    seed_coefficient,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,11 +7,20 @@ from typing import Any
 
 import typer
 
-from deepstack.base.errors import ConfigError, NothingMatchedError
-from deepstack.cli.commands import command
-from deepstack.cli.completion import complete_names
-from deepstack.cli.options import Json, Plugins, flag, load_plugins, option
-from deepstack.cli.output import emit, emit_json, log, show_work
+from deepstack.base import ConfigError, NothingMatchedError
+from deepstack.cli import (
+    Json,
+    Plugins,
+    command,
+    complete_names,
+    emit,
+    emit_json,
+    flag,
+    load_plugins,
+    log,
+    option,
+    show_work,
+)
 from deepstack.records import Analysis, find_runs
 
 

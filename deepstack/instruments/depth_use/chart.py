@@ -10,19 +10,17 @@ import pandas as pd
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import Normalize
 
-from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.drawing import Drawing
-from deepstack.plots.legend import AT_CHANCE
-from deepstack.plots.panel import Panel
-from deepstack.plots.style import DASHES, GREY
-from deepstack.plots.texts import typeset
-from deepstack.records import Analysis, Run
-from deepstack.records.analyses import analysis_names
-from deepstack.runs.outcomes import outcome
-from deepstack.runs.runs import Runs
-from deepstack.runs.settings import depths_of, evenly_spaced, require
-from deepstack.runs.statistics import points_of
-from deepstack.runs.tidy import array_statistics
+from deepstack.plots import AT_CHANCE, DASHES, GREY, Chart, Drawing, Options, Panel, chart, typeset
+from deepstack.records import Analysis, Run, analysis_names
+from deepstack.runs import (
+    Runs,
+    array_statistics,
+    depths_of,
+    evenly_spaced,
+    outcome,
+    points_of,
+    require,
+)
 
 MOST_LINES = 10
 MOST_CELLS = 32

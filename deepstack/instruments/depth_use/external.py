@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deepstack.base.errors import ConfigError
+from deepstack.base import ConfigError
 from deepstack.instruments.depth_use.analyses import MEASURES, Request, measure_all
 from deepstack.instruments.depth_use.external_layers import ExternalLayers
 from deepstack.instruments.depth_use.layered import Sample
-from deepstack.model.module_calls import Layers, copied, find_module, unwrapped
-from deepstack.model.module_layers import find_layers
+from deepstack.model import Layers, copied, find_layers, find_module, unwrapped
 from deepstack.records import Analysis
 
 Reader = Callable[[Tensor], Tensor]

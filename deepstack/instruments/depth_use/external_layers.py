@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deepstack.base.errors import ConfigError, DeepstackError
+from deepstack.base import ConfigError, DeepstackError
 from deepstack.instruments.depth_use.layer_calls import (
     copy_of,
     in_full,
@@ -18,9 +18,14 @@ from deepstack.instruments.depth_use.layer_calls import (
     with_stream,
 )
 from deepstack.instruments.depth_use.layered import Call, Change, Layered, Sample
-from deepstack.model.module_calls import call_model, undisturbed, unwrapped
-from deepstack.model.module_repeats import refuse_noise, written_parameters
-from deepstack.model.module_state import KeptState
+from deepstack.model import (
+    KeptState,
+    call_model,
+    refuse_noise,
+    undisturbed,
+    unwrapped,
+    written_parameters,
+)
 from deepstack.tasks import IGNORE
 
 

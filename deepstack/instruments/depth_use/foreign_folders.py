@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from deepstack.base.errors import ConfigError
-from deepstack.base.extensions import import_extensions
+from deepstack.base import ConfigError, import_extensions
 
 KIND = "foreign_folder"
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from deepstack.base.errors import ConfigError
-from deepstack.model.module_calls import tensor_of
+from deepstack.base import ConfigError
+from deepstack.model import tensor_of
 
 STREAM_NAMES = ("hidden_states", "x", "src", "input")
 

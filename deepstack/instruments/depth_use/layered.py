@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepstack.base.errors import ConfigError
+from deepstack.base import ConfigError
 from deepstack.diagnostics import evaluating
 from deepstack.instruments.depth_use.layer_calls import (
     Place,
@@ -24,10 +24,8 @@ from deepstack.instruments.depth_use.layer_calls import (
     replaced_forward,
     with_stream,
 )
-from deepstack.model import Transformer
-from deepstack.model.module_calls import call_model, tensor_of, undisturbed
-from deepstack.schemes import Tap
-from deepstack.schemes.tap import tapped
+from deepstack.model import Transformer, call_model, tensor_of, undisturbed
+from deepstack.schemes import Tap, tapped
 from deepstack.tasks import IGNORE
 
 Call = Callable[[int, Any], Any]

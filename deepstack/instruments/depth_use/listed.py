@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from deepstack.cli.declarations import Declaration
-from deepstack.cli.listing import Entries, Listing, Rows, described, registered
+from deepstack.cli import Declaration, Entries, Listing, Rows, described, registered
 
 
 def analyses() -> Entries:

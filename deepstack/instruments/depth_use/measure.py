@@ -8,8 +8,7 @@ from functools import wraps
 import torch
 from torch import Tensor
 
-from deepstack.base.errors import ConfigError
-from deepstack.base.registry import Registry
+from deepstack.base import ConfigError, Registry
 from deepstack.instruments.depth_use.layered import Layered, Sample
 from deepstack.records import Analysis, Column
 

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from deepstack import config as conf
-from deepstack.base.errors import ConfigError
-from deepstack.base.registry import unknown
+from deepstack.base import ConfigError, unknown
 from deepstack.instruments.depth_use.analyses import MEASURES, Request, measure_all
 from deepstack.instruments.depth_use.layered import Sample, StackLayers
 from deepstack.records import Analysis, existing_run, sha256, write_analysis

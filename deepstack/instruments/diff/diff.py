@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deepstack.base.text import counted
-from deepstack.records import Run
-from deepstack.records.run import read_rows
-from deepstack.runs.outcomes import OUTCOME_WORDS, result_of
+from deepstack.base import counted
+from deepstack.records import Run, read_rows
+from deepstack.runs import OUTCOME_WORDS, result_of
 
 FIRST, SECOND = "first", "second"
 TIMED = "timing"  # its rows differ between any two executions

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import typer
 
-from deepstack.cli.commands import command
-from deepstack.cli.options import Json, Markdown
-from deepstack.cli.output import emit, log
+from deepstack.cli import Json, Markdown, command, emit, log
 from deepstack.records import Run, existing_run
 
 

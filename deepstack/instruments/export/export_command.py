@@ -6,14 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from deepstack import config as conf
-from deepstack.base.errors import ConfigError, ResourceError
-from deepstack.cli.commands import command
-from deepstack.cli.options import Json, Plugins, RunPath, Where, load_plugins, option
-from deepstack.cli.output import emit_facts, log
-from deepstack.records import Run, RunFolder, existing_run
-from deepstack.records.files import replace_all
-from deepstack.records.opened import followed
-from deepstack.runs.runs import Runs
+from deepstack.base import ConfigError, ResourceError
+from deepstack.cli import (
+    Json,
+    Plugins,
+    RunPath,
+    Where,
+    command,
+    emit_facts,
+    load_plugins,
+    log,
+    option,
+)
+from deepstack.records import Run, RunFolder, existing_run, followed, replace_all
+from deepstack.runs import Runs
 
 
 @command("Instruments", "deepstack export results/quick/RUN --to model.safetensors")
@@ -48,7 +54,7 @@ def export_command(
         return
     from safetensors.torch import save
 
-    from deepstack.model.plain import export_paths, to_plain, values_of
+    from deepstack.model import export_paths, to_plain, values_of
     from deepstack.training import load_trained
 
     if to is None:

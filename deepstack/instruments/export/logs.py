@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from deepstack.base.errors import ConfigError, DeepstackError, needs_package
-from deepstack.base.registry import unknown
+from deepstack.base import ConfigError, DeepstackError, needs_package, unknown
 from deepstack.records import Run
-from deepstack.runs.trackers import trackers
+from deepstack.runs import trackers
 
 
 def export_logs(runs: Sequence[Run], tracker: str, to: Path) -> str:

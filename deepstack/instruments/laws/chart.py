@@ -15,19 +15,37 @@ from deepstack.instruments.laws.laws import (
     made_flops,
     size_of_axis,
 )
-from deepstack.plots.chart import Chart, Options, chart, in_style
-from deepstack.plots.curves import curve_rows, draw_group
-from deepstack.plots.drawing import Drawing
-from deepstack.plots.group import Group
-from deepstack.plots.loss import loss_label
-from deepstack.plots.style import COLOURS, depth_axis, number_axis, shades
-from deepstack.plots.texts import typeset_power
+from deepstack.plots import (
+    COLOURS,
+    Chart,
+    Drawing,
+    Group,
+    Options,
+    chart,
+    curve_rows,
+    depth_axis,
+    draw_group,
+    in_style,
+    loss_label,
+    number_axis,
+    shades,
+    typeset_power,
+)
 from deepstack.records import Run
-from deepstack.runs.captions import means_note
-from deepstack.runs.fit import vertex
-from deepstack.runs.runs import Runs
-from deepstack.runs.settings import DEPTH, WIDTH, by_value, depth_of, require
-from deepstack.runs.statistics import final_value, has_diverged, loss_column, points_of
+from deepstack.runs import (
+    DEPTH,
+    WIDTH,
+    Runs,
+    by_value,
+    depth_of,
+    final_value,
+    has_diverged,
+    loss_column,
+    means_note,
+    points_of,
+    require,
+    vertex,
+)
 
 COMPUTE = "training FLOPs"
 POINTS_OF_LAW = 60  # of a drawn curve

@@ -4,9 +4,19 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from deepstack.cli.commands import command
-from deepstack.cli.options import Folders, Json, Last, Markdown, Where, option
-from deepstack.cli.output import emit, log_figures, show_work, study_rows
+from deepstack.cli import (
+    Folders,
+    Json,
+    Last,
+    Markdown,
+    Where,
+    command,
+    emit,
+    log_figures,
+    option,
+    show_work,
+    study_rows,
+)
 
 
 @command("Instruments", "deepstack fit results/depth_sweep --law depth")

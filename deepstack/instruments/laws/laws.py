@@ -11,30 +11,31 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from deepstack.base.errors import NothingMatchedError
+from deepstack.base import NothingMatchedError
 from deepstack.records import ENDED, Run
-from deepstack.runs.intervals import (
-    ENDS,
-    LEAST_SEEDS,
-    NO_INTERVAL,
-    Interval,
-    ends,
-    interval,
-    over_samples,
-)
-from deepstack.runs.runs import Runs
-from deepstack.runs.series import NEVER_DEPTH_SETTINGS
-from deepstack.runs.settings import (
+from deepstack.runs import (
     DEPTH,
+    END_QUANTILES,
+    LEAST_SEEDS,
+    NEVER_DEPTH_SETTINGS,
+    NO_INTERVAL,
     SEED,
     STEPS,
     WIDTH,
+    Interval,
+    Runs,
     by_value,
     depth_of,
+    final_value,
+    has_diverged,
+    interval,
+    interval_ends,
+    loss_column,
+    over_samples,
     require,
+    training_flops,
     values_of,
 )
-from deepstack.runs.statistics import final_value, has_diverged, loss_column, training_flops
 
 # Runs whose FLOPs differ by less have one budget: FLOPs are rounded to whole steps.
 SAME_BUDGET = 1.1
@@ -123,7 +124,7 @@ class Law(NamedTuple):
         """Return the law at x, and the ends of its 95 % interval over seeds, NaN without one."""
         E, c, a = self.samples.T[:, :, None]
         curves = E + c * x**-a
-        return curves[0], *ends(curves, self.seeds)
+        return curves[0], *interval_ends(curves, self.seeds)
 
 
 Points = dict[float, list[Run]]
@@ -159,7 +160,7 @@ def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) ->
     require(laws[0, 1] > 0, "the loss does not fall with x, as E + c x^(-a) does")
     E, c, a = laws[0].tolist()
     others = laws[1:] if len(laws) > 1 else laws
-    (_, k, least), (_, _, most) = np.quantile(others, ENDS, axis=0, method="nearest")
+    (_, k, least), (_, _, most) = np.quantile(others, END_QUANTILES, axis=0, method="nearest")
     require(
         k > 0 and 1.01 * SMALLEST < least and most < 0.99 * LARGEST,
         f"the exponent is not determined: {a:.2g} ({least:.2g} to {most:.2g} in samples of the "

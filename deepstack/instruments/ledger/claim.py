@@ -13,8 +13,7 @@ import torch
 from scipy.special import ndtr, stdtrit
 from torch import Tensor
 
-from deepstack.base.errors import PluginError
-from deepstack.base.registry import Registry
+from deepstack.base import PluginError, Registry
 from deepstack.instruments.ledger.draws import THOROUGH, factor
 from deepstack.instruments.ledger.order import order
 from deepstack.instruments.ledger.reach import Extent, Verdict

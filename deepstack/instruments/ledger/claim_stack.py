@@ -8,20 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepstack.config import Config, values, with_overrides
-from deepstack.config.roles import MATRICES
-from deepstack.diagnostics import ModelUpdate, Snapshot, take
-from deepstack.diagnostics.snapshot import matrices
-from deepstack.fast import make_step
-from deepstack.fast.distributed import ALONE
+from deepstack.config import MATRICES, Config, values, with_overrides
+from deepstack.diagnostics import ModelUpdate, Snapshot, matrices, take
+from deepstack.fast import ALONE, make_step
 from deepstack.instruments.ledger.claim import Null, Part
 from deepstack.instruments.ledger.statistics import per_seed
-from deepstack.model import build_model
-from deepstack.model.banks import Bank
+from deepstack.model import Bank, build_model
 from deepstack.tasks import task_of
-from deepstack.training import make_optimizer, mean_loss, to_device
-from deepstack.training.penalty import SpectralPenalty
-from deepstack.training.schedule import learning_rate
+from deepstack.training import SpectralPenalty, learning_rate, make_optimizer, mean_loss, to_device
 
 KEYS = {key.split(".", 1)[-1].replace(".", "_"): key for key in values(Config())}
 KEYS |= {"scheme_options": "model.scheme_options", "task": "task.name"}

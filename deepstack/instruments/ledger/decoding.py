@@ -11,10 +11,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from deepstack.base.errors import ConfigError
-from deepstack.model.attention import Attention, Cache
-from deepstack.model.cross_attention import AverageAttention, CrossAttention, MergedAttention
-from deepstack.model.transformer import Transformer
+from deepstack.base import ConfigError
+from deepstack.model import (
+    Attention,
+    AverageAttention,
+    Cache,
+    CrossAttention,
+    MergedAttention,
+    Transformer,
+)
 from deepstack.schemes import Sublayer
 
 

@@ -14,11 +14,16 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.base.errors import ConfigError
-from deepstack.model.build import Built, build_model
-from deepstack.model.plain import fill, values_of
-from deepstack.model.sublayers import LinearMaps, scaled_linear
-from deepstack.model.transformer import Transformer
+from deepstack.base import ConfigError
+from deepstack.model import (
+    Built,
+    LinearMaps,
+    Transformer,
+    build_model,
+    scaled_linear,
+    set_values,
+    values_of,
+)
 from deepstack.schemes import StackNorm
 
 OF_THE_STACK = ("norm_gain", "norm_bias", "final_norm")
@@ -181,7 +186,7 @@ def untied(config: conf.Config, built: Built) -> tuple[conf.Config, Built]:
     folded = build_model(config, vocab_size=len(values["embedding"]), draw=False)
     factor = built.model.head.factor / folded.model.head.factor  # of schemes with a rule for width
     values["head.weight"] = values["embedding"] * factor
-    fill(folded.model, values)
+    set_values(folded.model, values)
     return config, folded
 
 
@@ -215,7 +220,7 @@ def compare(
         built = build_model(config, vocab_size=len(values["embedding"]), draw=False)
         built.at_step(step)
         built.model.double()
-        fill(built.model, values)
+        set_values(built.model, values)
         return output(built.model, inputs)
 
     exact = logits(*before)

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from deepstack.cli.declarations import Declaration
-from deepstack.cli.listing import Entries, Listing, Rows, document, registered
+from deepstack.cli import Declaration, Entries, Listing, Rows, document, registered
 from deepstack.instruments.ledger.order import order
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deepstack import config as conf
-from deepstack.base.errors import ResourceError
+from deepstack.base import ResourceError
 from deepstack.instruments.ledger.claim import (
     TIERS,
     Claim,
@@ -24,10 +24,8 @@ from deepstack.instruments.ledger.claim import (
     UnmeasuredError,
 )  # fmt: skip
 from deepstack.instruments.ledger.reach import Extent, Verdict, extent_of, outside, reached
-from deepstack.records import ENDED, Run
-from deepstack.records.files import LARGEST_TEXT, make_folder, parse_object, read
-from deepstack.records.files import replace as write
-from deepstack.records.opened import followed
+from deepstack.records import ENDED, LARGEST_TEXT, Run, followed, make_folder, parse_object, read
+from deepstack.records import replace as write
 from deepstack.runs import Runs
 from deepstack.sweeps import Cell, CellProgress, plan, sweep
 

@@ -110,7 +110,7 @@ def reached(
 def extent_of(configs: Iterable[Config]) -> Extent:
     """Return the range of the stacks that these configurations train."""
     from deepstack.config import parameter_count
-    from deepstack.model.resolve import tokens_per_step
+    from deepstack.model import tokens_per_step
     from deepstack.tasks import Task, task_of
 
     families, tasks = set[str](), dict[str, Task]()

@@ -17,8 +17,7 @@ import numpy as np
 from deepstack.instruments.ledger.claim import Claim, Curves, Finding, Part, Rule, Source
 from deepstack.instruments.ledger.measured import Measured
 from deepstack.instruments.ledger.reach import Extent
-from deepstack.records.files import replace
-from deepstack.records.opened import followed
+from deepstack.records import followed, replace
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -208,8 +207,7 @@ def draw(claim: Claim, finding: Finding, folder: Path) -> None:
         return
     from matplotlib.ticker import MaxNLocator
 
-    from deepstack.plots.page import Page
-    from deepstack.plots.style import deepstack_style, extent, log_axis
+    from deepstack.plots import Page, axis_limits, deepstack_style, log_axis
 
     curves = finding.curves
     xs = [float(x) for line in curves.lines for x in line.x]
@@ -219,11 +217,11 @@ def draw(claim: Claim, finding: Finding, folder: Path) -> None:
         axes = page.axes[0]
         handles = lines(axes, curves)
         if curves.log_x:
-            log_axis(axes, "x", *extent(xs))
+            log_axis(axes, "x", *axis_limits(xs))
         elif all(x.is_integer() for x in xs):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if curves.log_y:
-            log_axis(axes, "y", *extent(ys))
+            log_axis(axes, "y", *axis_limits(ys))
         elif min(ys) >= 0:
             axes.set_ylim(bottom=0)
         axes.set(xlabel=lowered(curves.x), ylabel=lowered(curves.y))
@@ -236,7 +234,7 @@ def draw(claim: Claim, finding: Finding, folder: Path) -> None:
 
 def lowered(label: str) -> str:
     """Return a label with the indices of symbols as subscripts: θ_l, β_LN, d_head."""
-    from deepstack.plots.texts import typeset_index
+    from deepstack.plots import typeset_index
 
     return re.sub(r"_(?:\{([^}]*)\}|([A-Za-z]+|\d+))", lambda m: typeset_index(m[1] or m[2]), label)
 
@@ -248,7 +246,7 @@ def lines(axes: Axes, curves: Curves) -> list[Line2D]:
     """
     from matplotlib.lines import Line2D
 
-    from deepstack.plots.style import COLOURS, DASHES, MARKERS
+    from deepstack.plots import COLOURS, DASHES, MARKERS
 
     names = [line.label.rpartition(", ")[0] or line.label for line in curves.lines]
     colours = dict(zip(dict.fromkeys(names), cycle(COLOURS), strict=False))

@@ -5,11 +5,9 @@ from typing import Literal
 
 import typer
 
-from deepstack.base.errors import ConfigError
+from deepstack.base import ConfigError
+from deepstack.cli import command, complete_names, emit, emit_json, log, show_runs
 from deepstack.cli import options as opt
-from deepstack.cli.commands import command
-from deepstack.cli.completion import complete_names
-from deepstack.cli.output import emit, emit_json, log, show_runs
 
 
 @command("Instruments", "deepstack reproduce DN-5 --tier cpu")

@@ -11,9 +11,7 @@ from torch import Tensor
 from deepstack.instruments.ledger.claim import UnmeasuredError
 from deepstack.instruments.ledger.draws import F64
 from deepstack.records import Run
-from deepstack.runs import Runs
-from deepstack.runs.fit import vertex
-from deepstack.runs.statistics import has_diverged
+from deepstack.runs import Runs, has_diverged, vertex
 
 DEPTH, SEED = "model.depth", "seed"
 

@@ -7,15 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deepstack.diagnostics.instrument import Instrument, Row, RunState
-from deepstack.diagnostics.layers import Values, diagnostic
-from deepstack.diagnostics.snapshot import Snapshot
-from deepstack.diagnostics.update import measuring
+from deepstack.diagnostics import Instrument, Row, RunState, Snapshot, Values, diagnostic, measuring
 from deepstack.instruments.noise_scale.settings import COLUMNS
-from deepstack.model import Transformer
-from deepstack.model.banks import Bank
-from deepstack.model.loop import Loop
-from deepstack.model.loss import mean_loss
+from deepstack.model import Bank, Loop, Transformer, mean_loss
 from deepstack.tasks import IGNORE
 
 

@@ -5,14 +5,15 @@ from typing import Any
 from pydantic import field_validator
 from pydantic_core import PydanticCustomError
 
-from deepstack.config.instruments import (
+from deepstack.config import (
     SNAPSHOTS,
     InstrumentSpec,
     MeasurementSizes,
+    Section,
     declare,
     log_settings,
+    unused_without,
 )
-from deepstack.config.section import Section, unused_without
 
 
 @log_settings(place=50)

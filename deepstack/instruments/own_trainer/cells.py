@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from deepstack import config as conf
-from deepstack.base.errors import ConfigError, ResourceError
-from deepstack.base.text import scalar
-from deepstack.config.key import DEPTH, SCHEME, SEED
+from deepstack.base import ConfigError, ResourceError, scalar
+from deepstack.config import DEPTH, SCHEME, SEED
 from deepstack.instruments.own_trainer.command import RUN, Command
 from deepstack.instruments.own_trainer.metric import read_metric
 from deepstack.instruments.own_trainer.record import (
@@ -28,8 +27,7 @@ from deepstack.instruments.own_trainer.record import (
 from deepstack.instruments.own_trainer.study_file import CommandFile
 from deepstack.records import ENDED, Run, RunFolder
 from deepstack.sweeps import Cell
-from deepstack.training.environment import git_state
-from deepstack.training.meta import utc_now
+from deepstack.training import git_state, utc_now
 
 SHORT = {DEPTH: "d", SEED: "s"}
 LONGEST_NAME = 100

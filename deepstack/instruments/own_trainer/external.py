@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from deepstack import config as conf
-from deepstack.base.errors import ResourceError
-from deepstack.config.schema import flatten, nested
-from deepstack.records import ENDED, Run, RunFolder
+from deepstack.base import ResourceError
+from deepstack.config import flatten, nested
+from deepstack.records import ENDED, Run, RunFolder, visible_folders
 from deepstack.records import files as on_disk
-from deepstack.records.run import visible_folders
 
 OWN = ("evals.csv", "config.yaml")  # which the command's metric and settings write
 

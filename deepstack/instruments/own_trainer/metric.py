@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from deepstack.base.errors import ResourceError
-from deepstack.records.files import LARGEST_TEXT, open_file, read
+from deepstack.base import ResourceError
+from deepstack.records import LARGEST_TEXT, open_file, read
 
 STEP = "step"
 NUMBER = r"[-+]?(?:nan|inf(?:inity)?|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)"

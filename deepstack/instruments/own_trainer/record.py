@@ -21,7 +21,7 @@ from typing import Any
 
 import deepstack
 from deepstack import config as conf
-from deepstack.config.schema import nested
+from deepstack.config import nested
 from deepstack.instruments.own_trainer.external import adopt_probe
 from deepstack.instruments.own_trainer.metric import (
     Pattern,

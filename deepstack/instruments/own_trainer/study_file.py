@@ -10,13 +10,22 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from deepstack import config as conf
-from deepstack.base.errors import ConfigError
-from deepstack.base.registry import unknown
-from deepstack.base.text import quote
-from deepstack.base.yaml_reader import Node, Problem
-from deepstack.config.explain import raise_problems
-from deepstack.config.key import DEPTH, LR, SCHEME, SEED, TASK, WIDTH, Key
-from deepstack.config.load import parse_override, printable_path, read_file, read_tree, to_node
+from deepstack.base import ConfigError, Node, Problem, quote, unknown
+from deepstack.config import (
+    DEPTH,
+    LR,
+    SCHEME,
+    SEED,
+    TASK,
+    WIDTH,
+    Key,
+    parse_override,
+    printable_path,
+    raise_problems,
+    read_file,
+    read_tree,
+    to_node,
+)
 from deepstack.instruments.own_trainer.command import RUN, Command, names_of, split_command
 from deepstack.instruments.own_trainer.metric import (
     ENDINGS,

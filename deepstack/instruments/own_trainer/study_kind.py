@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from deepstack.base.errors import ConfigError
-from deepstack.cli.study_kinds import StudyKind
+from deepstack.base import ConfigError
+from deepstack.cli import StudyKind
 
 if TYPE_CHECKING:
-    from deepstack.cli.added_options import SweepOption
-    from deepstack.cli.sweep_training import SweepTraining
+    from deepstack.cli import SweepOption, SweepTraining
     from deepstack.config import Study
 
 TASKS = ("until",)  # tasks of `deepstack sweep` that work with commands
@@ -56,7 +55,7 @@ class CommandStudy(StudyKind):
         assert isinstance(training, CommandTraining)
         if not (tasks and self.commands.is_comparison and training.ended):
             return
-        from deepstack.cli.output import log
+        from deepstack.cli import log
         from deepstack.instruments.own_trainer.verdict import decide
 
         verdict = decide(training)

@@ -15,8 +15,7 @@ import time
 from types import FrameType
 from typing import Any
 
-from deepstack.base.ending import SIGNALS
-from deepstack.base.errors import DeepstackError
+from deepstack.base import SIGNALS, DeepstackError
 from deepstack.instruments.own_trainer.processes import (
     adopt_orphans,
     below,

@@ -11,12 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deepstack import config as conf
-from deepstack.base.errors import ConfigError
-from deepstack.base.text import counted, number_text
-from deepstack.cli.options import command_line
-from deepstack.cli.output import emit, log
-from deepstack.cli.run_table import counts, last_evaluation
-from deepstack.cli.sweep_training import SweepTraining, of_other_sweeps
+from deepstack.base import ConfigError, counted, number_text
+from deepstack.cli import (
+    SweepTraining,
+    command_line,
+    counts,
+    emit,
+    last_evaluation,
+    log,
+    of_other_sweeps,
+)
 from deepstack.instruments.own_trainer.cells import (
     CommandCell,
     changed_scripts,
@@ -26,13 +30,9 @@ from deepstack.instruments.own_trainer.cells import (
 )
 from deepstack.instruments.own_trainer.launcher import CommandLauncher
 from deepstack.instruments.own_trainer.study_file import CommandFile
-from deepstack.records import Run, run_rows
-from deepstack.records.files import make_folder, trouble
-from deepstack.records.opened import followed
-from deepstack.runs.result_table import result_table
-from deepstack.runs.runs import Runs
-from deepstack.sweeps import CellProgress
-from deepstack.sweeps.local import visible_gpus
+from deepstack.records import Run, followed, make_folder, run_rows, trouble
+from deepstack.runs import Runs, result_table
+from deepstack.sweeps import CellProgress, visible_gpus
 
 ALL = "mean ± deviation"  # the column of losses where no name of the command is the depth
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deepstack.instruments.own_trainer.study_file import BASELINE, CANDIDATE
-from deepstack.runs.best import diverges_more
+from deepstack.runs import diverges_more
 
 if TYPE_CHECKING:
     from deepstack.instruments.answer.found import Found
     from deepstack.instruments.own_trainer.training import CommandTraining
-    from deepstack.runs.outcomes import Result
+    from deepstack.runs import Result
 
 BETTER, NOT_BETTER, UNDECIDED = 0, 10, 11
 """Exit codes of `deepstack sweep --until decided` on a study with baseline and candidate."""
@@ -54,7 +54,7 @@ def decide(training: CommandTraining) -> Verdict:
     from deepstack.instruments.answer.looks import looks_at
     from deepstack.instruments.answer.sentence import find
     from deepstack.records import Run
-    from deepstack.runs.runs import Runs
+    from deepstack.runs import Runs
 
     order = training.order
     runs = Runs(Run(entry.cell.folder.path) for entry in training.ended.values())

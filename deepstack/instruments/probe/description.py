@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from deepstack.base.errors import ConfigError
-from deepstack.config.schema import nested
+from deepstack.base import ConfigError
+from deepstack.config import nested
 from deepstack.diagnostics import describe
 from deepstack.instruments.probe.model import ExternalModel
 from deepstack.instruments.probe.order import inner_optimizer
 from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS
-from deepstack.runs.spikes import SPIKES_COLUMNS
-from deepstack.training.environment import versions
-from deepstack.training.meta import entries, f0_norm, utc_now
+from deepstack.runs import SPIKES_COLUMNS
+from deepstack.training import column_entries, f0_norm, utc_now, versions
 
 LAYERS = ("stream_norm", "grad_norm", "param_norm", "param_update_norm")
 OWN_COLUMNS = {
@@ -101,9 +100,9 @@ def columns_of(
     shares["whole"] = ("‖ΔF‖", "", "Mean over tokens of ‖F_t − F_0‖₂.")
     shares["unexplained"] = ("", "", "Mean over tokens of ‖ΔF − sum of what the groups do‖₂.")
     return {
-        "columns": entries((SPIKES_COLUMNS if spikes else {}) | logged),
-        "layers": entries(layers),
-        "attribution": entries(shares),
+        "columns": column_entries((SPIKES_COLUMNS if spikes else {}) | logged),
+        "layers": column_entries(layers),
+        "attribution": column_entries(shares),
         "scheme": {"name": scheme, "label": label, "normalised": subject.normalised},
         **f0_norm(subject.initial),
         "references": {},

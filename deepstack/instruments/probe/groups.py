@@ -5,10 +5,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from deepstack.base.errors import ConfigError
-from deepstack.base.registry import nearest
+from deepstack.base import ConfigError, nearest
 from deepstack.instruments.probe.model import ExternalModel
-from deepstack.model.module_calls import plain_name
+from deepstack.model import plain_name
 
 Groups = Mapping[str, str | Sequence[str]]
 """Name -> patterns of parameter names, as in `{"attention": "*.self_attn.*"}`."""

@@ -11,26 +11,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deepstack.base.errors import ConfigError
+from deepstack.base import ConfigError
 from deepstack.diagnostics import token_distance
-from deepstack.model.module_calls import (
+from deepstack.model import (
     Layers,
     call_model,
     copied,
+    find_layers,
     find_module,
     is_sharded,
     last_module,
     outputs_of,
     plain_name,
+    refuse_noise,
     refuse_partial_parameters,
     reshard,
     tensor_of,
     trainable,
     undisturbed,
     unwrapped,
+    written_parameters,
 )
-from deepstack.model.module_layers import find_layers
-from deepstack.model.module_repeats import refuse_noise, written_parameters
 
 
 def as_float(x: Tensor) -> Tensor:

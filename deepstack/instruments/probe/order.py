@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from deepstack.base.errors import ConfigError
+from deepstack.base import ConfigError
 
 
 def inner_optimizer(optimizer: Any) -> Any:

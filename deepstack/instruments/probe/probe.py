@@ -9,9 +9,8 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from deepstack.base.errors import ConfigError
-from deepstack.diagnostics import model_update
-from deepstack.diagnostics.spikes import SpikeFinder
+from deepstack.base import ConfigError
+from deepstack.diagnostics import SpikeFinder, model_update
 from deepstack.fast import Measured
 from deepstack.instruments.probe.description import (
     columns_of,
@@ -30,10 +29,10 @@ from deepstack.instruments.probe.model import (
 from deepstack.instruments.probe.order import StepOrder
 from deepstack.instruments.probe.processes import processes_of
 from deepstack.instruments.probe.writer import Writer
-from deepstack.model.module_calls import Layers
+from deepstack.model import Layers
 from deepstack.records import Run, RunFolder
-from deepstack.runs.spikes import LOG as SPIKES
-from deepstack.training.schedule import is_due
+from deepstack.runs import SPIKES_LOG
+from deepstack.training import is_due
 
 Interval = int | Literal["log"]
 
@@ -327,7 +326,7 @@ class Probe:
                 if writer is not None:
                     writer.records.add(self.at, values)
                     if spike:
-                        writer.logs[SPIKES].write(spike._asdict())
+                        writer.logs[SPIKES_LOG].write(spike._asdict())
             if attribution:
                 parts = self.subject.attribution(self.groups, self._initial_state)
                 row = {name: float(part) for name, part in parts.items()}

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from deepstack.base.errors import ResourceError
-from deepstack.model.module_calls import is_sharded
+from deepstack.base import ResourceError
+from deepstack.model import is_sharded
 
 
 @dataclass(frozen=True)

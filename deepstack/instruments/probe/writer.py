@@ -10,21 +10,24 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.base import yaml_reader
-from deepstack.base.errors import ChangedLogError, ConfigError
-from deepstack.config.schema import flatten
-from deepstack.records import RunFolder, extent, write_end
-from deepstack.records.files import read, rewrite_end
-from deepstack.runs.spikes import LOG as SPIKES
-from deepstack.runs.spikes import SPIKES_COLUMNS
-from deepstack.training.meta import entries, utc_now
-from deepstack.training.observer import Observer
-from deepstack.training.outcome import is_out_of_memory
-from deepstack.training.recorder import Divergence, Recorder, open_logs, sync_logs
-from deepstack.training.schedule import is_due
-from deepstack.training.snapshot_writer import LayerRecords
+from deepstack.base import ChangedLogError, ConfigError, yaml_reader
+from deepstack.config import flatten
+from deepstack.records import RunFolder, extent, read, rewrite_end, write_end
+from deepstack.runs import SPIKES_COLUMNS, SPIKES_LOG
+from deepstack.training import (
+    Divergence,
+    LayerRecords,
+    Observer,
+    Recorder,
+    column_entries,
+    is_due,
+    is_out_of_memory,
+    open_logs,
+    sync_logs,
+    utc_now,
+)
 
-OF_EVERY_PROBE = ("steps", "timing", "attribution", SPIKES)
+OF_EVERY_PROBE = ("steps", "timing", "attribution", SPIKES_LOG)
 LOGGED = "logged"
 """Stem of the files with the values of `probe.log`."""
 MAY_DIFFER = ("train.lr", "train.weight_decay")
@@ -104,7 +107,7 @@ class Writer:
         spikes: whether there is a log of spikes.
         """
         columns = {"attribution": tuple(attribution)} if attribution else {}
-        columns |= {SPIKES: tuple(SPIKES_COLUMNS)} if spikes else {}
+        columns |= {SPIKES_LOG: tuple(SPIKES_COLUMNS)} if spikes else {}
         for path in own_logs(self.folder):
             line = (read(path) or b"").partition(b"\n")[0]
             if path.stem not in OF_EVERY_PROBE and line:
@@ -166,7 +169,7 @@ class Writer:
         """Add the columns of a new log to columns.json."""
         columns = self.folder.read_columns()
         given = {name: (name, "", "What probe.log was given after step t.") for name in names}
-        self.folder.write_columns(columns | {"columns": columns["columns"] | entries(given)})
+        self.folder.write_columns(columns | {"columns": columns["columns"] | column_entries(given)})
 
     def sync(self) -> None:
         """Write all pending rows and snapshots to the disk."""

@@ -7,15 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deepstack import config as conf
-from deepstack.base.errors import ConfigError
-from deepstack.base.registry import unknown
+from deepstack.base import ConfigError, unknown
 from deepstack.records import Run
-from deepstack.runs.best import failure_of
-from deepstack.runs.cells import has_result
-from deepstack.runs.outcomes import result_of
-from deepstack.sweeps.plan import as_study
-from deepstack.sweeps.pool import CellProgress
-from deepstack.sweeps.run import sweep
+from deepstack.runs import failure_of, has_result, result_of
+from deepstack.sweeps import CellProgress, as_study, sweep
 
 SEED = "seed"
 TOLERANCE = 1.26

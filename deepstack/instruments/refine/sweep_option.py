@@ -6,9 +6,16 @@ import shlex
 from functools import partial
 from typing import TYPE_CHECKING
 
-from deepstack.cli.added_options import SweepOption, SweepOrder, Training
-from deepstack.cli.options import option, whole_numbers
-from deepstack.cli.output import emit, emit_facts, log
+from deepstack.cli import (
+    SweepOption,
+    SweepOrder,
+    Training,
+    emit,
+    emit_facts,
+    log,
+    option,
+    whole_numbers,
+)
 
 if TYPE_CHECKING:
     from deepstack.config import Study

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from deepstack.base.csv_text import cell_text
-from deepstack.base.text import short_text
-from deepstack.plots.chart import COLUMNS, Chart, LineStyle, PanelRows
-from deepstack.plots.style import COLOURS, GREY
-from deepstack.runs.outcomes import OUTCOME_WORDS
+from deepstack.base import cell_text, short_text
+from deepstack.plots import COLOURS, CSV_COLUMNS, GREY, Chart, LineStyle, PanelRows
+from deepstack.runs import OUTCOME_WORDS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,7 +89,7 @@ def named_as_cells(looks: Mapping[str, LineStyle]) -> dict[str, LineStyle]:
 
 def table_of(chart: Chart) -> pd.DataFrame:
     """Return the table of a chart with all columns that a panel may show."""
-    rows = chart.data.reindex(columns=[*COLUMNS]).copy()
+    rows = chart.data.reindex(columns=[*CSV_COLUMNS]).copy()
     for name in ("panel", "series", "kind"):
         rows[name] = rows[name].astype(object).where(rows[name].notna(), "").astype(str)
     return rows

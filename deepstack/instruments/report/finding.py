@@ -6,19 +6,29 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from deepstack.base.text import counted
+from deepstack.base import counted
 from deepstack.config import reading_text
-from deepstack.runs.best import Best, bests_of
-from deepstack.runs.fit import Fit
-from deepstack.runs.intervals import NO_INTERVAL
-from deepstack.runs.margin import margin_of
-from deepstack.runs.outcomes import result_of
-from deepstack.runs.runs import Runs
-from deepstack.runs.settings import LR, TASK, depth_of
-from deepstack.runs.spikes import spike_sentences
-from deepstack.runs.statistics import Mean, finite_or_none, has_diverged, mean_of
-from deepstack.runs.update_growth import growths_of, steps_of
-from deepstack.runs.words import growth_sentence, rate_sentence
+from deepstack.runs import (
+    LR,
+    NO_INTERVAL,
+    TASK,
+    Best,
+    Fit,
+    Mean,
+    Runs,
+    bests_of,
+    depth_of,
+    finite_or_none,
+    growth_sentence,
+    growths_of,
+    has_diverged,
+    margin_of,
+    mean_of,
+    rate_sentence,
+    result_of,
+    spike_sentences,
+    steps_of,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

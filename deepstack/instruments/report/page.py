@@ -20,27 +20,39 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from deepstack.base.errors import BrokenChartError, ConfigError, ResourceError
-from deepstack.base.text import counted, printable, short_text, tally
-from deepstack.config.write import yaml_of
+from deepstack.base import (
+    BrokenChartError,
+    ConfigError,
+    ResourceError,
+    counted,
+    printable,
+    short_text,
+    tally,
+)
+from deepstack.config import yaml_of
 from deepstack.instruments.report.figures import describe_figure
 from deepstack.instruments.report.finding import finding_of
-from deepstack.plots.chart import CHARTS, Chart, Options
-from deepstack.plots.files import csv_bytes, render
-from deepstack.plots.reference import read_reference
-from deepstack.plots.study_charts import try_chart
-from deepstack.records import Run
-from deepstack.records.files import replace
-from deepstack.records.opened import followed
-from deepstack.records.published import writable
-from deepstack.runs.captions import shared_settings, title_of
-from deepstack.runs.comparison import comparisons
-from deepstack.runs.conditions import Where, texts_of
-from deepstack.runs.outcomes import FAR, LEARNT, in_words
-from deepstack.runs.paper_table import best_rows
-from deepstack.runs.runs import NO_CHOICE, Runs, best_keys
-from deepstack.runs.settings import TASK
-from deepstack.runs.studies import Folders, find_studies, list_folders, refuse_unknown_diagnostic
+from deepstack.plots import CHARTS, Chart, Options, csv_bytes, read_reference, render, try_chart
+from deepstack.records import Run, followed, replace, writable
+from deepstack.runs import (
+    FAR,
+    LEARNT,
+    NO_CHOICE,
+    TASK,
+    Folders,
+    Runs,
+    Where,
+    best_keys,
+    best_rows,
+    comparisons,
+    find_studies,
+    list_folders,
+    outcome_words,
+    refuse_unknown_diagnostic,
+    shared_settings,
+    texts_of,
+    title_of,
+)
 
 PIXELS = 150  # of an inch of a figure
 READY_SECONDS = 2.0
@@ -229,7 +241,7 @@ def section_of(
     best = best_rows(rows, several_tasks)
     for number, row in enumerate(rows):
         row["best"] = number in best
-        row["outcome"] = in_words(row["outcome"])
+        row["outcome"] = outcome_words(row["outcome"])
     return {
         "name": name,
         "title": title_of(runs, runs.series()),

@@ -6,10 +6,9 @@ from typing import Any
 
 import typer
 
-from deepstack.base.errors import BrokenChartError, ConfigError
+from deepstack.base import BrokenChartError, ConfigError
+from deepstack.cli import command, is_interactive, show_work
 from deepstack.cli import options as opt
-from deepstack.cli.commands import command
-from deepstack.cli.output import is_interactive, show_work
 
 
 @command("Instruments", "deepstack report results/")

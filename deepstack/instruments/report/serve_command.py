@@ -17,13 +17,16 @@ from typing import Any
 
 import typer
 
-from deepstack.base.errors import DeepstackError, NothingMatchedError, ResourceError
-from deepstack.base.text import one_line, printable, tally
+from deepstack.base import (
+    DeepstackError,
+    NothingMatchedError,
+    ResourceError,
+    one_line,
+    printable,
+    tally,
+)
+from deepstack.cli import RunRow, command, ended_by_ctrl_c, log
 from deepstack.cli import options as opt
-from deepstack.cli.commands import command
-from deepstack.cli.output import log
-from deepstack.cli.run_table import RunRow
-from deepstack.cli.signals import ended_by_ctrl_c
 from deepstack.instruments.report.watch_command import Watcher, stamp
 from deepstack.records import find_runs
 

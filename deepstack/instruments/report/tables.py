@@ -7,16 +7,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deepstack.base.errors import ResourceError
-from deepstack.base.latex import HEAD, table, tex
+from deepstack.base import HEAD, ResourceError, table, tex
 from deepstack.instruments.report.finding import best_of_depths
 from deepstack.instruments.report.page import file_of, write
-from deepstack.runs.comparison import comparisons
-from deepstack.runs.conditions import Where
-from deepstack.runs.paper_table import INTERVAL, LOSS, NUMBERS, interval, nats, paper_table
-from deepstack.runs.runs import best_keys
-from deepstack.runs.settings import TASK
-from deepstack.runs.studies import Folders, find_studies, list_folders
+from deepstack.runs import (
+    INTERVAL_COLUMN,
+    LOSS_COLUMN,
+    NUMBER_COLUMNS,
+    TASK,
+    Folders,
+    Where,
+    best_keys,
+    comparisons,
+    find_studies,
+    interval_cell,
+    list_folders,
+    nats_cell,
+    paper_table,
+)
 
 
 def report_tables(
@@ -57,8 +65,8 @@ def report_tables(
 
 MARGINS = (
     "Setting with the least mean validation loss (nats) of each depth, and its margin to the "
-    f"nearest of the others, each at its best learning rate: mean and {INTERVAL} (Student's t) of "
-    "the differences seed by seed. The same losses choose and compare."
+    f"nearest of the others, each at its best learning rate: mean and {INTERVAL_COLUMN} "
+    "(Student's t) of the differences seed by seed. The same losses choose and compare."
 )
 
 
@@ -70,7 +78,7 @@ def tables_of(
 ) -> str:
     """Return the rows of a comparison as LaTeX."""
     paper = paper_table(rows, against, best, several_tasks)
-    return table(paper.rows, paper.caption, paper.bold, NUMBERS)
+    return table(paper.rows, paper.caption, paper.bold, NUMBER_COLUMNS)
 
 
 def margin_cells(row: Mapping[str, Any]) -> dict[str, str]:
@@ -78,10 +86,10 @@ def margin_cells(row: Mapping[str, Any]) -> dict[str, str]:
     return {
         "N": str(row["depth"]),
         "best": str(row["leader"]),
-        LOSS: nats(row["loss"]),
+        LOSS_COLUMN: nats_cell(row["loss"]),
         "next": str(row["second"]),
-        "margin": nats(row["margin"]),
-        INTERVAL: interval(row["low"], row["high"]),
+        "margin": nats_cell(row["margin"]),
+        INTERVAL_COLUMN: interval_cell(row["low"], row["high"]),
         "seeds": str(row["pairs"]),
         "verdict": str(row["verdict"]).partition(":")[0],
     }

@@ -9,15 +9,21 @@ from pathlib import Path
 
 import typer
 
-from deepstack.base.errors import NothingMatchedError, ResourceError
-from deepstack.base.progress import print_now
-from deepstack.base.text import clock_text, one_line
-from deepstack.cli.commands import command
-from deepstack.cli.options import flag, option
-from deepstack.cli.output import is_interactive, terminal_console
-from deepstack.cli.run_table import RunRow, changes_of_state, counts, read_row, run_table
-from deepstack.cli.signals import ended_by_ctrl_c
-from deepstack.cli.views import table_view
+from deepstack.base import NothingMatchedError, ResourceError, clock_text, one_line, print_now
+from deepstack.cli import (
+    RunRow,
+    changes_of_state,
+    command,
+    counts,
+    ended_by_ctrl_c,
+    flag,
+    is_interactive,
+    live_table,
+    option,
+    read_row,
+    table_view,
+    terminal_console,
+)
 from deepstack.records import Run, find_runs
 
 # A run on another machine may hold a lock that is not seen here: its log grows.
@@ -42,7 +48,7 @@ def watch_command(
     if once:
         find_runs(directory)  # raises NothingMatchedError without any
         rows = watcher.read()
-        console.print(run_table(rows, console.width, len(rows) + 6, caption_of(rows, directory)))
+        console.print(live_table(rows, console.width, len(rows) + 6, caption_of(rows, directory)))
         return
     with ended_by_ctrl_c():
         if is_interactive(sys.stdout):
@@ -50,7 +56,7 @@ def watch_command(
             with view.live:
                 while True:
                     rows = watcher.read()
-                    table = run_table(
+                    table = live_table(
                         rows, console.width, console.height, caption_of(rows, directory)
                     )
                     view.show_table(table, refresh=True)

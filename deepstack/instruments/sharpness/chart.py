@@ -2,11 +2,8 @@
 
 from typing import Any
 
-from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.curves import Overlay, draw_curves
-from deepstack.plots.page import axis_label
-from deepstack.plots.style import DASHES
-from deepstack.runs.runs import Runs
+from deepstack.plots import DASHES, Chart, Options, Overlay, axis_label, chart, draw_curves
+from deepstack.runs import Runs
 
 SHARPNESS, THRESHOLD = "preconditioned_sharpness", "stability_threshold"
 

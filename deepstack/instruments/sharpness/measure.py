@@ -10,12 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from deepstack.diagnostics.instrument import Instrument, Row, RunState
-from deepstack.diagnostics.update import measuring
-from deepstack.instruments.sharpness.optimizer import preconditioner_scales, stability_threshold
-from deepstack.model import Transformer
-from deepstack.model.build import Built
-from deepstack.model.loss import mean_loss
+from deepstack.diagnostics import Instrument, Row, RunState, measuring
+from deepstack.model import Built, Transformer, mean_loss
 
 # Relative residual at which the iteration ends, and the most Hessian-vector products until then.
 TOLERANCE, MOST_PRODUCTS = 1e-3, 100
@@ -25,6 +21,12 @@ class Sharpness(Instrument, name="sharpness"):
     """The sharpness at the parameters after a step, without the step."""
 
     def measure(self, state: RunState) -> Row:
+        # Training imports this module, so it cannot be imported above.
+        from deepstack.instruments.sharpness.optimizer import (
+            preconditioner_scales,
+            stability_threshold,
+        )
+
         train = state.config.train
         loss = partial(
             mean_loss, targets=state.targets, smoothing=train.label_smoothing, z_loss=train.z_loss

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.model.banks import Bank
-from deepstack.training.muon import Muon
-from deepstack.training.optimizers import RuleOptimizer
-from deepstack.training.schedule import learning_rate
+from deepstack.model import Bank
+from deepstack.training import Muon, RuleOptimizer, learning_rate
 
 
 def stability_threshold(train: conf.Train, step: int) -> float:

@@ -1,7 +1,13 @@
 """Setting, columns and memory of the sharpness, without torch."""
 
-from deepstack.config.instruments import InstrumentSpec, MeasurementSizes, declare, log_settings
-from deepstack.config.section import Interval, Section
+from deepstack.config import (
+    InstrumentSpec,
+    Interval,
+    MeasurementSizes,
+    Section,
+    declare,
+    log_settings,
+)
 
 
 @log_settings(place=70)

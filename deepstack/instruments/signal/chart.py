@@ -6,14 +6,8 @@ import numpy as np
 import pandas as pd
 
 from deepstack.instruments.signal.table import SIGNALS, signal_layers
-from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.drawing import Drawing
-from deepstack.plots.layers import runs_with
-from deepstack.plots.page import axis_label
-from deepstack.runs.captions import sides_note
-from deepstack.runs.runs import Runs
-from deepstack.runs.settings import evenly_spaced, require
-from deepstack.runs.tidy import seed_statistics
+from deepstack.plots import Chart, Drawing, Options, axis_label, chart, runs_with
+from deepstack.runs import Runs, evenly_spaced, require, seed_statistics, sides_note
 
 MOST_SERIES, MOST_DEPTHS = 10, 4  # of the signals before training
 MOST_POINTS = 120  # of a line: a thousand layers need no more

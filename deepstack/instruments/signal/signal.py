@@ -12,9 +12,7 @@ from deepstack import config as conf
 from deepstack.instruments.signal.table import signal_layers, signal_table
 from deepstack.records import Run
 from deepstack.runs import Runs
-from deepstack.sweeps.plan import as_study
-from deepstack.sweeps.pool import CellProgress
-from deepstack.sweeps.run import MEASURE_ONLY, sweep
+from deepstack.sweeps import MEASURE_ONLY, CellProgress, as_study, sweep
 
 if TYPE_CHECKING:
     import pandas as pd

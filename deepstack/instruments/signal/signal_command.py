@@ -5,9 +5,8 @@ from pathlib import Path
 import typer
 
 from deepstack import config as conf
+from deepstack.cli import command, emit, emit_json, log_figures, show_runs
 from deepstack.cli import options as opt
-from deepstack.cli.commands import command
-from deepstack.cli.output import emit, emit_json, log_figures, show_runs
 
 SHOWN = (
     "setting", "depth", "side", "variance_last", "cosine_last", "angle_exponent",

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deepstack.records import Run
-from deepstack.runs.quantities import growth
-from deepstack.runs.runs import Runs
-from deepstack.runs.settings import SCHEME, SEED, depth_of, require
-from deepstack.runs.statistics import finite_or_none, mean_of
+from deepstack.runs import SCHEME, SEED, Runs, depth_of, finite_or_none, growth, mean_of, require
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,18 +14,20 @@ from deepstack.instruments.transfer.table import (
     shared_seeds,
     transfer,
 )
-from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.drawing import Drawing
-from deepstack.plots.legend import EDGE_RATE
-from deepstack.plots.loss import runs_of_rates
-from deepstack.plots.panel import Panel
-from deepstack.plots.style import DASHES, GREY
-from deepstack.plots.texts import typeset_power
+from deepstack.plots import (
+    DASHES,
+    EDGE_RATE,
+    GREY,
+    Chart,
+    Drawing,
+    Options,
+    Panel,
+    chart,
+    runs_of_rates,
+    typeset_power,
+)
 from deepstack.records import Run
-from deepstack.runs.intervals import LEAST_SEEDS, NO_INTERVAL
-from deepstack.runs.runs import Runs
-from deepstack.runs.series import Series
-from deepstack.runs.settings import LR, require
+from deepstack.runs import LEAST_SEEDS, LR, NO_INTERVAL, Runs, Series, require
 
 
 @chart("best_lr_vs_depth", main=3)

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from deepstack.cli.added_options import CompareTable
-from deepstack.cli.options import flag, option
+from deepstack.cli import CompareTable, flag, option
 from deepstack.runs import Runs
 
 

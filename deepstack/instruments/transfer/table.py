@@ -7,21 +7,25 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deepstack.records import ENDED, Run
-from deepstack.runs.best import HIGHEST, edge_of
-from deepstack.runs.cells import Cell, cells_of
-from deepstack.runs.fit import power_law, vertex
-from deepstack.runs.intervals import (
+from deepstack.runs import (
     DRAWS,
+    HIGHEST,
     LEAST_SEEDS,
+    LR,
     NO_INTERVAL,
     UNKNOWN,
+    Cell,
     Interval,
+    Runs,
+    cells_of,
+    edge_of,
     interval,
     over_samples,
+    power_law,
+    require,
+    result_of,
+    vertex,
 )
-from deepstack.runs.outcomes import result_of
-from deepstack.runs.runs import Runs
-from deepstack.runs.settings import LR, require
 
 Losses = Mapping[int, Mapping[float, Mapping[int, float]]]
 """depth -> learning rate -> seed -> final validation loss, infinite for a diverged run."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.base.errors import ConfigError
+from deepstack.base import ConfigError
 from deepstack.instruments.depth_use.external import analyze_model
 from deepstack.instruments.depth_use.runs import HELD_OUT, TRAINING, draw
 from deepstack.integrations.huggingface.folder import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from deepstack.base.errors import ConfigError
+from deepstack.base import ConfigError
 
 MASK_TYPES = ("U8", "BOOL")
 LARGEST_MASK = 2**28  # entries

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deepstack.base.errors import ConfigError, ResourceError
-from deepstack.config.machine import available_memory
+from deepstack.base import ConfigError, ResourceError
+from deepstack.config import available_memory
 from deepstack.integrations.huggingface.constants import (
     MASK_TYPES,
     is_constant,
@@ -21,7 +21,7 @@ from deepstack.integrations.huggingface.constants import (
     refuse_quantized,
     tensors_in,
 )
-from deepstack.model.module_calls import undisturbed
+from deepstack.model import undisturbed
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 LARGEST_CONFIG = 2**24  # bytes

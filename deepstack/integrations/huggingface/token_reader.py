@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from deepstack.base.errors import needs_package
-from deepstack.records.files import mapping
-from deepstack.tasks.files import MOST_TEXT
-from deepstack.tasks.parts import Part, Tokens
-from deepstack.tasks.token_files import Reading
+from deepstack.base import needs_package
+from deepstack.records import mapping
+from deepstack.tasks import MOST_TEXT, Part, Reading, Tokens
 
 SUFFIX = ".arrow"
 FORMAT = "a data set saved by Hugging Face datasets"

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from deepstack.records import Run
-from deepstack.runs.trackers import Tracker, register_tracker
+from deepstack.runs import Tracker, register_tracker
 
 MOST_METRICS = 1000  # in one call
 MOST_PARAMETERS = 100
@@ -24,7 +24,7 @@ def export(runs: Sequence[Run], to: Path) -> None:
     from mlflow.entities import Metric, Param
     from mlflow.tracking import MlflowClient
 
-    from deepstack.plots.tracked import heat_maps, scalars, settings
+    from deepstack.plots import heat_map_images, logged_settings, scalars
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -46,7 +46,8 @@ def export(runs: Sequence[Run], to: Path) -> None:
         created = client.create_run(experiments[run.study], run_name=run.name)
         number, now = created.info.run_id, int(time.time() * 1000)
         parameters = [
-            Param(key, str(value)[:LONGEST_PARAMETER]) for key, value in settings(run).items()
+            Param(key, str(value)[:LONGEST_PARAMETER])
+            for key, value in logged_settings(run).items()
         ]
         for i in range(0, len(parameters), MOST_PARAMETERS):
             client.log_batch(number, params=parameters[i : i + MOST_PARAMETERS])
@@ -57,7 +58,7 @@ def export(runs: Sequence[Run], to: Path) -> None:
         ]
         for i in range(0, len(metrics), MOST_METRICS):
             client.log_batch(number, metrics=metrics[i : i + MOST_METRICS])
-        for key, _, png in heat_maps(run):
+        for key, _, png in heat_map_images(run):
             file = to / "artifacts" / run.study / number / "artifacts" / f"{key}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(png)

@@ -8,8 +8,7 @@ from importlib import import_module
 from typing import Any
 
 import deepstack
-from deepstack.base import plugins
-from deepstack.base.errors import ConfigError, PluginError, ResourceError
+from deepstack.base import ConfigError, PluginError, ResourceError, plugins
 from deepstack.records import trouble
 
 CONNECT_SECONDS = 5.0

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deepstack.base.errors import DeepstackError, ResourceError
+from deepstack.base import DeepstackError, ResourceError
 from deepstack.integrations.ray.cluster import (
     ANSWER_SECONDS,
     check_nodes,
@@ -29,8 +29,7 @@ from deepstack.integrations.ray.cluster import (
 from deepstack.integrations.ray.folder_sync import FolderChanges, Source, write_changes
 from deepstack.integrations.ray.node import Order, train_on_node
 from deepstack.records import RunFolder, trouble
-from deepstack.sweeps.plan import Cell, config_yaml, requirements_of
-from deepstack.sweeps.pool import Launcher
+from deepstack.sweeps import Cell, Launcher, config_yaml, requirements_of
 
 LOST_AT_MOST = 5  # a run that crashes its node each time must not crash all nodes
 PER_GPU_AT_MOST = 8

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from deepstack.cli.added_options import LauncherOption, SweepOrder
-from deepstack.cli.options import option
+from deepstack.cli import LauncherOption, SweepOrder, option
 
 if TYPE_CHECKING:
     from deepstack.sweeps import Cell, Launcher

@@ -17,8 +17,7 @@ from typing import Any
 from deepstack import config as conf
 from deepstack.integrations.ray.folder_sync import FolderChanges, Source, write_changes
 from deepstack.records import RunFolder
-from deepstack.sweeps.fork_server import ForkedProcess, ForkServer
-from deepstack.sweeps.plan import train_arguments
+from deepstack.sweeps import ForkedProcess, ForkServer, train_arguments
 
 POLL_SECONDS = 0.1
 EXCHANGE_SECONDS = 1.0

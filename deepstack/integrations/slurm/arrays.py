@@ -14,16 +14,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from deepstack.base import torchrun
-from deepstack.base.errors import ConfigError, ResourceError
+from deepstack.base import ConfigError, ResourceError, torchrun
 from deepstack.records import files
-from deepstack.sweeps.plan import (
-    Cell,
-    Requirements,
-    config_yaml,
-    requirements_of,
-    train_arguments,
-)
+from deepstack.sweeps import Cell, Requirements, config_yaml, requirements_of, train_arguments
 
 # Slurm signals the script this many seconds before its time is up, so that the run can save.
 SAVE_SECONDS = 60

@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from deepstack.base.errors import ResourceError
-from deepstack.base.text import counted
-from deepstack.cli.added_options import LauncherOption, SweepOrder
-from deepstack.cli.options import option
-from deepstack.cli.output import log
+from deepstack.base import ResourceError, counted
+from deepstack.cli import LauncherOption, SweepOrder, log, option
 
 if TYPE_CHECKING:
     from deepstack.sweeps import Cell

@@ -3,9 +3,9 @@
 from contextlib import ExitStack
 
 from deepstack.integrations.tensorboard.events import EventLog
-from deepstack.plots.tracked import heat_maps, layer_summaries, settings
+from deepstack.plots import heat_map_images, layer_summaries, logged_settings
 from deepstack.records import Run
-from deepstack.training.observer import Observer, Row, Started
+from deepstack.training import Observer, Row, Started
 
 
 class TensorBoardLog(Observer):
@@ -21,7 +21,7 @@ class TensorBoardLog(Observer):
         self._open.callback(self.events.close)
         self.last_snapshot = first - 1
         if not first:
-            self.events.text(0, "settings", settings(Run(self.path)))
+            self.events.text(0, "settings", logged_settings(Run(self.path)))
 
     def stepped(self, step: int, row: Row) -> None:
         values = {f"steps/{name}": v for name, v in row.items() if name != "step"}
@@ -36,7 +36,7 @@ class TensorBoardLog(Observer):
     def finished(self, state: str, step: int) -> None:
         self._summarize_layers()
         if state != "interrupted":
-            for key, last, png in heat_maps(Run(self.path)):
+            for key, last, png in heat_map_images(Run(self.path)):
                 self.events.picture(last, key, png)
         self.close()
 

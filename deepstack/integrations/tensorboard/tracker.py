@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from deepstack.records import Run
-from deepstack.runs.trackers import Tracker, register_tracker
+from deepstack.runs import Tracker, register_tracker
 
 
 def export(runs: Sequence[Run], to: Path) -> None:
     """Write one event file for each run, in <to>/<study>/<run>."""
     from deepstack.integrations.tensorboard.events import EventLog
-    from deepstack.plots.tracked import heat_maps, scalars, settings
+    from deepstack.plots import heat_map_images, logged_settings, scalars
 
     for run in runs:
         log = EventLog(to / run.study / run.name)
-        log.text(0, "settings", settings(run))
+        log.text(0, "settings", logged_settings(run))
         for step, values in scalars(run):
             log.scalars(step, values)
-        for key, step, png in heat_maps(run):
+        for key, step, png in heat_map_images(run):
             log.picture(step, key, png)
         log.close()
 

@@ -8,9 +8,8 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from deepstack.base.errors import needs_package
-from deepstack.tasks.files import find_files, refusal, refusing, sha256_of
-from deepstack.tasks.parts import Part, Tokens
+from deepstack.base import needs_package
+from deepstack.tasks import Part, Tokens, find_files, refusal, refusing, sha256_of
 
 LARGEST_TOKENIZER = 2**28  # bytes
 

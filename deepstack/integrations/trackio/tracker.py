@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from deepstack.base.errors import ConfigError
+from deepstack.base import ConfigError
 from deepstack.records import Run
-from deepstack.runs.trackers import Tracker, register_tracker
+from deepstack.runs import Tracker, register_tracker
 
 
 def export(runs: Sequence[Run], to: Path) -> None:
@@ -15,14 +15,14 @@ def export(runs: Sequence[Run], to: Path) -> None:
     os.environ["TRACKIO_DIR"] = str(to.resolve())  # read once, by the import
     import trackio
 
-    from deepstack.plots.tracked import log_values, settings
+    from deepstack.plots import log_values, logged_settings
 
     if Path(trackio.TRACKIO_DIR) != to.resolve():
         raise ConfigError(f"trackio writes to {trackio.TRACKIO_DIR} until this process ends")
     for run in runs:
         trackio.init(
-            project=run.study, name=run.name, config=settings(run), embed=False, resume="never",
-            auto_log_gpu=False, auto_log_cpu=False,
+            project=run.study, name=run.name, config=logged_settings(run),
+            embed=False, resume="never", auto_log_gpu=False, auto_log_cpu=False,
         )  # fmt: skip
         log_values(run, trackio.log, trackio.Image)
         trackio.finish()

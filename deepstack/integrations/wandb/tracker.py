@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deepstack.records import Run
-from deepstack.runs.trackers import Tracker, register_tracker
+from deepstack.runs import Tracker, register_tracker
 
 FORBIDDEN = r"[/\\#?%:]"  # in the name of a project
 
@@ -17,7 +17,7 @@ def export(runs: Sequence[Run], to: Path) -> None:
     os.environ["WANDB_ERROR_REPORTING"] = "false"
     import wandb
 
-    from deepstack.plots.tracked import log_values, settings
+    from deepstack.plots import log_values, logged_settings
 
     to.mkdir(parents=True)
     quiet = wandb.Settings(
@@ -26,7 +26,7 @@ def export(runs: Sequence[Run], to: Path) -> None:
     for run in runs:
         log = wandb.init(
             mode="offline", dir=str(to), project=re.sub(FORBIDDEN, "_", run.study),
-            name=run.name, settings=quiet, config=settings(run), reinit="create_new",
+            name=run.name, settings=quiet, config=logged_settings(run), reinit="create_new",
         )  # fmt: skip
         log_values(run, log.log, wandb.Image)
         log.finish()

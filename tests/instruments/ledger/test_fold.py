@@ -14,7 +14,7 @@ from deepstack.config import Config
 from deepstack.instruments.ledger.fold import compare, fold
 from deepstack.model import build_model
 from deepstack.model.build import Built
-from deepstack.model.plain import fill, from_plain, to_plain, values_of
+from deepstack.model.plain import from_plain, set_values, to_plain, values_of
 from deepstack.schemes import SCHEMES, StackNorm
 
 VOCAB, SEQ = 13, 6
@@ -99,7 +99,7 @@ def test_fold_keeps_the_function_under_other_settings(changes: dict[str, Any]) -
     assert found.equal, found
     assert not small.model.norm.gain
     assert small.model.norm.bias == (config.model.norm.bias and not config.model.bias)
-    fill(build_model(small, vocab_size=VOCAB).model, values)
+    set_values(build_model(small, vocab_size=VOCAB).model, values)
 
 
 def test_trained_norms_of_queries_and_keys_are_named_as_the_reason() -> None:
@@ -129,7 +129,7 @@ def test_a_tied_head_keeps_the_last_gain_unless_untied(changes: dict[str, Any]) 
     last = [*built.model.stacks][-1]
     assert (f"{last}.final_norm.gain" in gains) == bool(small.model.norm.final_gain)
     assert len(gains) == len(built.model.stacks) * config.model.norm.gain
-    fill(build_model(small, vocab_size=VOCAB).model, values)
+    set_values(build_model(small, vocab_size=VOCAB).model, values)
     small, values, found = folded(config, built, untie=True)
     assert found.equal and small.model.head == "separate"
     assert values["head.weight"].shape == (VOCAB, 16)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deepstack.base.errors import ConfigError
+from deepstack.base import ConfigError
 from deepstack.instruments.depth_use.layered import Call, Sample, calling
 from deepstack.instruments.depth_use.measure import Request, measure, numbers
 from deepstack.records import Analysis, Column

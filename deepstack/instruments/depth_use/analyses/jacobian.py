@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from deepstack.base.errors import ConfigError
+from deepstack.base import ConfigError
 from deepstack.instruments.depth_use.analyses.changes import note_arguments
 from deepstack.instruments.depth_use.layered import Call
 from deepstack.instruments.depth_use.measure import Request, measure, numbers

@@ -1,6 +1,6 @@
 """The entries of the ledger: statements of documents and papers, with their experiments."""
 
-from deepstack.base.registry import import_all
+from deepstack.base import import_all
 from deepstack.instruments.ledger.claim import (
     CLAIMS,
     Claim,

@@ -12,7 +12,7 @@ from deepstack.instruments.ledger.claim import Finding, Null, Part, beside, clai
 from deepstack.instruments.ledger.draws import F64, ROUNDING, normals, power, random, repeats
 from deepstack.instruments.ledger.sources import READING_NOTES
 from deepstack.instruments.ledger.statistics import means
-from deepstack.model.sublayers import scaled_linear
+from deepstack.model import scaled_linear
 
 
 def through(rng: torch.Generator, activation: Callable[[Tensor], Tensor]) -> list[float]:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepstack.diagnostics.stream import angular_distance
+from deepstack.diagnostics import angular_distance
 from deepstack.instruments.ledger.claim import (
     Curves,
     Finding,
@@ -25,7 +25,7 @@ from deepstack.instruments.ledger.claim_stack import Trial, flat_part, growth
 from deepstack.instruments.ledger.draws import normals, random, repeats, seeds
 from deepstack.instruments.ledger.sources import ADD_AND_NORM, NO_SIZES
 from deepstack.instruments.ledger.statistics import exponents, gather, means, slopes, time_ratios
-from deepstack.model.attention import Attention
+from deepstack.model import Attention
 from deepstack.schemes import NORMS
 
 EPS = 1e-6  # of the listed norms

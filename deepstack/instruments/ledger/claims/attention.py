@@ -32,9 +32,7 @@ from deepstack.instruments.ledger.statistics import (
     sweep,
     time_ratios,
 )  # fmt: skip
-from deepstack.model.attention import Attention
-from deepstack.model.cross_attention import MergedAttention
-from deepstack.model.transformer import BertHead
+from deepstack.model import Attention, BertHead, MergedAttention
 
 FP32 = 1e-5  # relative rounding error of a chain of products in fp32
 

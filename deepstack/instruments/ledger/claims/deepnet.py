@@ -11,8 +11,7 @@ from deepstack.instruments.ledger.run_values import along, by_seed, layers, shar
 from deepstack.instruments.ledger.sources import DEEPNET, T_FIXUP, TRANSLATION
 from deepstack.instruments.ledger.statistics import exponents
 from deepstack.records import Run
-from deepstack.runs import Runs
-from deepstack.runs.statistics import unrelated_distance, value_at
+from deepstack.runs import Runs, unrelated_distance, value_at
 
 READ_OFF = "read off the figure, ± 10 %"
 EXPLODES = Null(1.14, "as Post-LN's")

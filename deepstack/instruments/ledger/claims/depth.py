@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepstack.config.roles import MATRICES
-from deepstack.diagnostics import ModelUpdate
-from deepstack.diagnostics.layers import grad_norm_predicted
+from deepstack.config import MATRICES
+from deepstack.diagnostics import ModelUpdate, grad_norm_predicted
 from deepstack.instruments.ledger.claim import (
     Curves,
     Finding,
@@ -26,7 +25,7 @@ from deepstack.instruments.ledger.claim_stack import Trial, descend, flat_part, 
 from deepstack.instruments.ledger.draws import F64, random, seeds
 from deepstack.instruments.ledger.sources import LAYER_CAKE
 from deepstack.instruments.ledger.statistics import exponents, gather
-from deepstack.model.banks import layer_norms, restored
+from deepstack.model import layer_norms, restored
 from deepstack.schemes import SCHEMES, StackPosition, StackScheme
 
 GROUPS = {

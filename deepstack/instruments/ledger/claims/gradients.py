@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deepstack.diagnostics import Snapshot
-from deepstack.diagnostics.sublayers import beta_ln, beta_rc
+from deepstack.diagnostics import Snapshot, beta_ln, beta_rc
 from deepstack.instruments.ledger.claim import (
     Curves,
     Finding,
@@ -32,7 +31,7 @@ from deepstack.instruments.ledger.sources import (
     READING_NOTES,
 )  # fmt: skip
 from deepstack.instruments.ledger.statistics import agreement, exponents, gather, sweep
-from deepstack.model.banks import layer_norms
+from deepstack.model import layer_norms
 
 WORDS = {
     "attention": "self-attention",

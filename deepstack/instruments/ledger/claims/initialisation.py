@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deepstack.diagnostics.sublayers import beta_rc
+from deepstack.diagnostics import beta_rc
 from deepstack.instruments.ledger.claim import (
     Curves,
     Finding,
@@ -22,7 +22,7 @@ from deepstack.instruments.ledger.claim_stack import Trial, small_stack
 from deepstack.instruments.ledger.draws import F64, normals, power, random, repeats, seeds
 from deepstack.instruments.ledger.sources import DEPTH_SCALED, READING_NOTES
 from deepstack.instruments.ledger.statistics import agreement, gather, means
-from deepstack.model.initialise import DISTRIBUTIONS
+from deepstack.model import DISTRIBUTIONS
 
 
 @claim("C18", READING_NOTES)

@@ -30,11 +30,8 @@ from deepstack.instruments.ledger.sources import (
     READING_NOTES,
 )  # fmt: skip
 from deepstack.instruments.ledger.statistics import agreement, gather, means, slopes, time_ratios
-from deepstack.model import Transformer
-from deepstack.model.plain import fill, values_of
-from deepstack.schemes import NORMS, Tap
-from deepstack.schemes.role import with_storage
-from deepstack.schemes.tap import tapped
+from deepstack.model import Transformer, set_values, values_of
+from deepstack.schemes import NORMS, Tap, tapped, with_storage
 
 
 @claim("C4", LAYER_CAKE)
@@ -134,7 +131,7 @@ def fold(model: Transformer) -> tuple[Transformer, int]:
         values |= {f"{norm}.gain": torch.ones_like(gain), f"{norm}.bias": torch.zeros_like(bias)}
         saved += gain.numel() + bias.numel()
     result = copy.deepcopy(model).double()
-    fill(result, values)
+    set_values(result, values)
     return result, saved
 
 

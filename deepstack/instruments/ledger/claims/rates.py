@@ -20,8 +20,7 @@ from deepstack.instruments.ledger.sources import (
 )  # fmt: skip
 from deepstack.instruments.ledger.statistics import exponents
 from deepstack.records import Run
-from deepstack.runs import Runs
-from deepstack.runs.statistics import final_value, has_diverged
+from deepstack.runs import Runs, final_value, has_diverged
 
 STAYS, FALLS = Null(-0.5, "it falls as 1/√N"), Null(0.0, "it stays")
 EXPONENT = "exponent of the best rate in N, 4 to 64 layers"

@@ -23,9 +23,8 @@ from deepstack.instruments.ledger.sources import (
     READING_NOTES,
 )  # fmt: skip
 from deepstack.instruments.ledger.statistics import crossing, exponents, gather
-from deepstack.model.banks import layer_norms
-from deepstack.schemes import Tap
-from deepstack.schemes.tap import tapped
+from deepstack.model import layer_norms
+from deepstack.schemes import Tap, tapped
 
 LEARNING = {"depth": 24, "lr": 1e-3, "optimizer": "adam"}  # of Post-LN without a warm-up
 

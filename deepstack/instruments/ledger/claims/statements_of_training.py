@@ -28,7 +28,7 @@ from deepstack.instruments.ledger.sources import (
     READING_NOTES,
 )  # fmt: skip
 from deepstack.instruments.ledger.statistics import exponents, gather, per_seed
-from deepstack.model.banks import layer_norms, restored
+from deepstack.model import layer_norms, restored
 from deepstack.tasks import task_of
 
 SAME = Null(0.0, "no difference")

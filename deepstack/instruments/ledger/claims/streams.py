@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deepstack.diagnostics.streams import largest_sums, stream_mixing
+from deepstack.diagnostics import largest_sums, stream_mixing
 from deepstack.instruments.ledger.claim import Drawn, Null, Rule, claim
 from deepstack.instruments.ledger.claim_stack import Trial
 from deepstack.instruments.ledger.draws import seeds
@@ -27,8 +27,7 @@ from deepstack.instruments.ledger.sources import (
 )  # fmt: skip
 from deepstack.instruments.ledger.statistics import exponents, gather
 from deepstack.records import Run
-from deepstack.runs import Runs
-from deepstack.runs.statistics import final_value
+from deepstack.runs import Runs, final_value
 
 
 def fits(run: Run) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Mapping
 
-from deepstack.base.text import printable
+from deepstack.base import printable
 
 
 def entry(kind: str, key: str, fields: Mapping[str, str], whole: Collection[str] = ()) -> str:
