@@ -13,8 +13,8 @@ import time
 import torch
 
 from deepstack.config import Config, with_overrides
-from deepstack.instruments.ledger.decoding import generate
 from deepstack.model import build_model
+from deepstack_lab.ledger.decoding import generate
 
 
 def main() -> None:

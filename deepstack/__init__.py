@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from deepstack.base import errors as errors
     from deepstack.base.plugins import load_plugins as load_plugins
     from deepstack.config import load_config as load_config
-    from deepstack.instruments import *  # noqa: F403, each names what its folders make public
-    from deepstack.integrations import *  # noqa: F403
+    from deepstack.integrations import *  # noqa: F403, each names what its folders make public
     from deepstack.model import build_model as build_model
     from deepstack.plots.calls import plot as plot
     from deepstack.runs.comparison import compare as compare
     from deepstack.runs.selection import load_runs as load_runs
     from deepstack.sweeps import sweep as sweep
+    from deepstack.tools import *  # noqa: F403
     from deepstack.training import train as train
 
 # name -> module, attribute ("" for the module itself): imported when first used, so that
-# `import deepstack` needs no torch.  The folders of instruments list their own names.
+# `import deepstack` needs no torch.  The folders of tools list their own names.
 _PUBLIC = {
     "build_model": ("deepstack.model", "build_model"),
     "compare": ("deepstack.runs.comparison", "compare"),

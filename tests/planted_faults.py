@@ -59,7 +59,8 @@ class Copy:
     def __init__(self, folder: Path) -> None:
         self.root = folder / "copy"
         shutil.copytree(ROOT, self.root, ignore=shutil.ignore_patterns(".*", "results"))
-        compileall.compile_dir(self.root / "deepstack", quiet=1)
+        for package in ("deepstack", "deepstack_lab"):
+            compileall.compile_dir(self.root / package, quiet=1)
         self.output = folder / "output"
 
     def first_failure(self, tests: str, fault: Fault | None = None) -> str | None:

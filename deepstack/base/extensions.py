@@ -1,8 +1,8 @@
-"""Finds what instruments and integrations add to the core, by the names of their files.
+"""Finds what instruments, tools, integrations and the laboratory add, by the names of their files.
 
-A folder of deepstack/instruments/ or deepstack/integrations/ adds a chart in chart.py, a command in
-<command>_command.py, a measurement in measure.py, a launcher of runs in launcher.py, and so on.
-The core imports the files of a kind when it needs them.  A folder that is deleted is not missed.
+A folder in one of HOMES adds a chart in chart.py, a command in <command>_command.py, a measurement
+in measure.py, a launcher of runs in launcher.py, and so on.  The core imports the files of a kind
+when it needs them.  A folder that is deleted is not missed, nor is a home.
 """
 
 import ast
@@ -12,20 +12,22 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-PACKAGE = Path(__file__).parents[1]
-HOMES = ("instruments", "integrations")
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "deepstack"
+HOMES = ("deepstack/instruments", "deepstack/tools", "deepstack/integrations", "deepstack_lab")
+"""Folders of ROOT with a folder for each addition."""
 
 
 @cache
 def extension_files(kind: str) -> tuple[Path, ...]:
-    """Return the files `kind`.py of all instruments and integrations; `kind` may be a pattern."""
-    found = [path for home in HOMES for path in PACKAGE.glob(f"{home}/*/{kind}.py")]
+    """Return the files `kind`.py of all additions; `kind` may be a pattern."""
+    found = [path for home in HOMES for path in ROOT.glob(f"{home}/*/{kind}.py")]
     return tuple(sorted(found))
 
 
 def module_name(path: Path) -> str:
     """Return the full name of the module in a file of deepstack."""
-    return ".".join(("deepstack", *path.relative_to(PACKAGE).with_suffix("").parts))
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
 def import_files(paths: Iterable[Path]) -> list[ModuleType]:
@@ -40,7 +42,7 @@ def import_extensions(kind: str) -> list[ModuleType]:
 
 @cache
 def public_names() -> dict[str, tuple[str, str]]:
-    """Return the names that instruments add to `import deepstack`: name -> (module, attribute).
+    """Return the names that additions give to `import deepstack`: name -> (module, attribute).
 
     Each stands in the dict PUBLIC of the folder's `__init__.py`, which is read, not imported.
     """

@@ -16,7 +16,7 @@ from deepstack.cli.declarations import parsed, registrations, value_of
 
 F = TypeVar("F", bound=Callable[..., None])
 
-HEADINGS = ("Runs", "Results", "Instruments")
+HEADINGS = ("Runs", "Results", "Tools")
 """The headings of `deepstack --help`, in their order."""
 LAST = 100
 
@@ -59,7 +59,7 @@ def command(heading: str, example: str, place: int = LAST) -> Callable[[F], F]:
 def find_commands() -> dict[str, Described]:
     """Return every command by its name, in the order of the help.
 
-    A command is the file NAME_command.py of this package, an instrument or an integration.
+    A command is the file NAME_command.py of this package or of an addition.
     """
     files = [*sorted((PACKAGE / "cli").glob("*_command.py")), *extension_files("*_command")]
     found = [one for path in files for one in described_in(module_name(path))]

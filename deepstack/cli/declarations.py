@@ -10,10 +10,10 @@ from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple, cast
 
-from deepstack.base.extensions import HOMES, PACKAGE, extension_files, module_name
+from deepstack.base.extensions import HOMES, PACKAGE, ROOT, extension_files, module_name
 
 EXTENDED = {"plots": "chart", "diagnostics": "measure"}
-"""Packages whose definitions also stand in files of that name of instruments."""
+"""Packages whose definitions also stand in files of that name of additions."""
 
 DEFINITIONS = {
     "model.attention": ("model", "AttentionSublayer"),
@@ -84,21 +84,25 @@ def registrations(node: Any, kind: str, bases: set[str] | None = None) -> list[A
 
 
 def home_of(module: str) -> list[str]:
-    """Return the package of the core, or the instrument or integration, of a module, as words."""
+    """Return the package of the core, or the addition, of a module, as words."""
     words = module.split(".")
-    return words[: 3 if words[1:2] and words[1] in HOMES else 2]
+    return words[: 3 if "/".join(words[:2]) in HOMES else 2]
 
 
 @cache
 def parsed(module: str) -> ast.Module | None:
     """Return the syntax tree of a module of deepstack; None for a package."""
-    path = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
+    path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
     return ast.parse(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def modules(package: str) -> dict[str, ast.Module]:
-    """Return the syntax trees of a package and of its extensions by their full names."""
-    paths = sorted((PACKAGE / package).glob("*.py"))
+    """Return the syntax trees of a package and of its extensions by their full names.
+
+    package: a folder below deepstack/, or beside it.
+    """
+    folder = next(home / package for home in (PACKAGE, ROOT) if (home / package).is_dir())
+    paths = sorted(folder.glob("*.py"))
     if package in EXTENDED:
         paths += extension_files(EXTENDED[package])
     trees = {name: parsed(name) for name in map(module_name, paths)}
@@ -113,7 +117,7 @@ def constants(file: str) -> dict[str, Any]:
     body = tree.body if tree else []
     for node in body:
         source = str(node.module) if isinstance(node, ast.ImportFrom) else ""
-        if source.startswith("deepstack.config."):  # imports no torch
+        if source.startswith("deepstack.config"):  # imports no torch
             values |= vars(import_module(source))
         elif home_of(source) == home_of(file) and parsed(source):
             values |= constants(source)

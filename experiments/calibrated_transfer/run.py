@@ -13,11 +13,11 @@ from pathlib import Path
 import pandas as pd
 
 from deepstack.config import Config, Study, load_config, with_overrides
-from deepstack.instruments.calibrate.calibrate import calibrate
-from deepstack.instruments.refine.refine import refine
-from deepstack.instruments.transfer.table import Losses, final_losses, transfer
 from deepstack.records import find_runs
 from deepstack.runs import UNKNOWN
+from deepstack.tools.calibrate.calibrate import calibrate
+from deepstack.tools.refine.refine import refine
+from deepstack.tools.transfer.table import Losses, final_losses, transfer
 
 SCHEMES = (
     "post_ln,pre_ln,deepnorm,deepnorm_rates,rezero,layer_scale,peri_ln,sub_ln,depth_mup,"

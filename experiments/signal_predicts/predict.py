@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import minimize
 
-from deepstack.instruments.signal.table import seed_rows, signal_layers
 from deepstack.plots import COLOURS, deepstack_style
 from deepstack.runs import Runs
+from deepstack.tools.signal.table import seed_rows, signal_layers
 
 HERE = Path(__file__).parent
 OUTCOMES = HERE.parent / "who_diverges"

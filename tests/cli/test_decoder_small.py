@@ -72,7 +72,7 @@ def test_a_killed_run_resumes_with_equal_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_command_reads_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("instruments.calibrate.calibrate", "instruments.signal.signal"):
+    for name in ("tools.calibrate.calibrate", "tools.signal.signal"):
         monkeypatch.setattr(f"deepstack.{name}.sweep", sweep_here)
     out = ["--out", tmp_path]
     few = [word for word in FEW if not word.startswith("model.depth")]

@@ -19,10 +19,10 @@ from deepstack.cli.output import show_work
 from deepstack.cli.run_table import RunRow
 from deepstack.cli.streams import PrintableStream
 from deepstack.config import Config
-from deepstack.instruments.report import watch_command
-from deepstack.instruments.report.watch_command import Watcher, caption_of
 from deepstack.records import RunFolder
 from deepstack.sweeps import Cell, CellProgress
+from deepstack.tools.report import watch_command
+from deepstack.tools.report.watch_command import Watcher, caption_of
 
 
 @pytest.mark.parametrize(

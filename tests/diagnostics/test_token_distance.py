@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import deepstack
 from deepstack.diagnostics import update
-from deepstack.instruments.ledger.claims import statements
 from deepstack.records import Run
+from deepstack_lab.ledger.claims import statements
 
 MEASURES = {
     "model update": lambda runs: runs["run"].steps["model_update"].iloc[-1],

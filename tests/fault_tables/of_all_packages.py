@@ -42,12 +42,12 @@ ROWS = (
     (
         "worst_loss_marked_best", "runs",
         'row["val_loss"] == min(losses)', 'row["val_loss"] == max(losses)',
-        "instruments/report/test_reports.py::test_the_lowest_loss_of_each_depth_is_bold",
+        "tools/report/test_reports.py::test_the_lowest_loss_of_each_depth_is_bold",
     ),
     (
         "deviation_as_standard_error", "runs",
         '["mean", "std", "sem"]', '["mean", "std", "std"]',
-        "instruments/report/test_reports.py::test_a_difference_is_taken_seed_by_seed",
+        "tools/report/test_reports.py::test_a_difference_is_taken_seed_by_seed",
     ),
     (
         "first_override_wins", "config",
@@ -87,9 +87,9 @@ ROWS = (
         "::test_every_diagnostic_equals_a_literal_forward_pass[pre_ln-encoder]",
     ),
     (
-        "band_without_its_lower_half", "instruments/ledger",
+        "band_without_its_lower_half", "../deepstack_lab/ledger",
         "np.subtract(line.y, line.error)", "np.asarray(line.y)",
-        "instruments/ledger/test_claims.py::test_a_claims_chart_draws_means_and_standard_errors",
+        "lab/ledger/test_claims.py::test_a_claims_chart_draws_means_and_standard_errors",
     ),
     (
         "largest_run_first", "sweeps",
@@ -123,19 +123,19 @@ ROWS = (
         "instruments/test_coverage.py::test_the_interval_of_a_mean_is_about_students",
     ),
     (
-        "residual_of_a_sum_of_squares", "instruments/laws",
+        "residual_of_a_sum_of_squares", "tools/laws",
         "residual = math.sqrt(np.mean(", "residual = math.sqrt(np.sum(",
-        "instruments/laws/test_laws.py::test_the_residual_of_a_law_is_the_root_of_a_mean",
+        "tools/laws/test_laws.py::test_the_residual_of_a_law_is_the_root_of_a_mean",
     ),
     (
-        "inside_without_the_upper_neighbour", "instruments/refine",
+        "inside_without_the_upper_neighbour", "tools/refine",
         "{self.best - 1, self.best + 1} <=", "{self.best - 1} <=",
-        "instruments/refine/test_refine.py::test_a_best_value_lies_inside_with_both_neighbours_only",
+        "tools/refine/test_refine.py::test_a_best_value_lies_inside_with_both_neighbours_only",
     ),
     (
-        "only_failed_seeds_make_a_loss_infinite", "instruments/refine",
+        "only_failed_seeds_make_a_loss_infinite", "tools/refine",
         "if len(ends) == len(runs) else math.inf", "if ends else math.inf",
-        "instruments/refine/test_refine.py::test_a_run_that_failed_after_an_evaluation_has_no_loss",
+        "tools/refine/test_refine.py::test_a_run_that_failed_after_an_evaluation_has_no_loss",
     ),
     (
         "noise_is_never_the_first_token", "tasks",
@@ -144,9 +144,9 @@ ROWS = (
         "tasks/test_tasks_text.py::test_masks_are_exact_and_split_as_asked",
     ),
     (
-        "share_of_signal_is_biased", "instruments/ledger/claims",
+        "share_of_signal_is_biased", "../deepstack_lab/ledger/claims",
         "(square - mean.square()) * batches / (batches - 1)", "square - mean.square()",
-        "instruments/ledger/test_claims.py::test_the_share_of_signal_is_unbiased_for_few_batches",
+        "lab/ledger/test_claims.py::test_the_share_of_signal_is_unbiased_for_few_batches",
     ),
     (
         "a_removed_run_is_deleted_in_place", "records",
@@ -190,13 +190,13 @@ ROWS = (
         " training/test_equations.py::test_torchs_muon_takes_the_same_steps",
     ),
     (
-        "middle_layer_one_too_high", "instruments/coordinates",
+        "middle_layer_one_too_high", "tools/coordinates",
         "(len(by_layer) - 1) // 2", "len(by_layer) // 2",
-        "instruments/coordinates/test_coordinates.py"
+        "tools/coordinates/test_coordinates.py"
         "::test_values_per_coordinate_are_of_the_first_the_middle_and_the_last_layer",
     ),
     (
-        "diverged_seeds_in_losses_by_compute", "instruments/laws",
+        "diverged_seeds_in_losses_by_compute", "tools/laws",
         "== depth and not has_diverged(run)]\n            at =", "== depth]\n            at =",
         "plots/test_charts_of_sweeps_and_layers.py"
         "::test_a_budget_has_the_loss_of_the_seeds_that_did_not_diverge",
@@ -212,20 +212,20 @@ ROWS = (
         "cli/test_progress.py::test_a_running_run_has_speed_and_time_left",
     ),
     (
-        "deviation_of_probes_as_error", "instruments/depth_use/analyses",
+        "deviation_of_probes_as_error", "tools/depth_use/analyses",
         "values.std().item() / math.sqrt(probes)", "values.std().item()",
-        "instruments/depth_use/test_measures.py"
+        "tools/depth_use/test_measures.py"
         "::test_the_error_of_a_jacobians_distance_is_its_spread_over_probes",
     ),
     (
-        "agreement_over_the_other_norm", "instruments/ledger",
+        "agreement_over_the_other_norm", "../deepstack_lab/ledger",
         "((a - b).norm() / b.norm())", "((a - b).norm() / a.norm())",
-        "instruments/ledger/test_claims.py::test_agreement_is_relative_to_the_second_argument",
+        "lab/ledger/test_claims.py::test_agreement_is_relative_to_the_second_argument",
     ),
     (
-        "diverged_seeds_of_the_runs_of_all_depths", "instruments/report",
+        "diverged_seeds_of_the_runs_of_all_depths", "tools/report",
         "{len(ends)} of {len(there)}, at", "{len(ends)} of {len(s.runs)}, at",
-        "instruments/report/test_report_finding.py::test_the_page_begins_with_the_finding",
+        "tools/report/test_report_finding.py::test_the_page_begins_with_the_finding",
     ),
     (
         "norm_counts_repeated_layers", "model",
@@ -255,14 +255,14 @@ ROWS = (
         "::test_every_diagnostic_equals_a_literal_forward_pass[deepnorm-ntk]",
     ),
     (
-        "attribution_every_first_step", "instruments/calibrate",
+        "attribution_every_first_step", "tools/calibrate",
         "0 if roles else math.gcd(*at)", "0 if roles else min(at)",
-        "instruments/calibrate/test_calibrate.py::test_roles_can_be_trained_alone_for_several_steps",
+        "tools/calibrate/test_calibrate.py::test_roles_can_be_trained_alone_for_several_steps",
     ),
     (
-        "attribution_every_first_step_of_a_model", "instruments/calibrate",
+        "attribution_every_first_step_of_a_model", "tools/calibrate",
         "attribution_every=math.gcd(*at)", "attribution_every=min(at)",
-        "instruments/probe/test_external_probe_folder.py"
+        "tools/probe/test_external_probe_folder.py"
         "::test_every_step_is_measured_if_none_divides_the_others",
     ),
 )  # fmt: skip

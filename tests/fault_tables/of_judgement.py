@@ -2,62 +2,62 @@
 
 ROWS = (
     (
-        "rates_do_not_share_the_error", "instruments/answer",
+        "rates_do_not_share_the_error", "tools/answer",
         "return looks.part(1 / len(leader.tried)).widened(gap, gap.n)",
         "return looks.widened(gap, gap.n)",
-        "instruments/answer/test_shared_error.py"
+        "tools/answer/test_shared_error.py"
         "::test_the_rates_of_the_leader_share_the_error_of_the_comparison",
     ),
     (
-        "exponents_do_not_share_the_error", "instruments/answer",
+        "exponents_do_not_share_the_error", "tools/answer",
         "level = Looks(looks.number, looks.error / together)",
         "level = Looks(looks.number, looks.error)",
-        "instruments/answer/test_shared_error.py"
+        "tools/answer/test_shared_error.py"
         "::test_intervals_of_several_exponents_hold_together",
     ),
     (
-        "added_depths_count_once_for_all_rates", "instruments/answer",
+        "added_depths_count_once_for_all_rates", "tools/answer",
         "sum(halvings(a, b) * len(a.tried) for a, b", "sum(halvings(a, b) for a, b",
-        "instruments/answer/test_shared_error.py"
+        "tools/answer/test_shared_error.py"
         "::test_depths_and_rates_share_the_error_of_who_learns[True-depths1-4]",
     ),
     (
         "pairs_of_unequal_seeds", "runs",
         "[losses[seed] - of_leader[seed] for seed in shared]",
         "[a - b for a, b in zip(losses.values(), of_leader.values())]",
-        "instruments/answer/test_compared_settings.py"
+        "tools/answer/test_compared_settings.py"
         "::test_a_difference_is_taken_over_the_seeds_that_both_settings_have",
     ),
     (
-        "power_of_a_single_look", "instruments/answer",
+        "power_of_a_single_look", "tools/answer",
         "nctdtr(seeds - 1, shift, looks.critical(seeds))",
         "nctdtr(seeds - 1, shift, FIXED.critical(seeds))",
-        "instruments/answer/test_shared_error.py"
+        "tools/answer/test_shared_error.py"
         "::test_the_further_seeds_show_the_difference_at_one_look_of_a_growing_study[0.95]",
     ),
     (
         "the_better_setting_ends_above", "runs",
         "nats below {rival.label}", "nats above {rival.label}",
-        "instruments/answer/test_compared_settings.py"
+        "tools/answer/test_compared_settings.py"
         "::test_a_clearly_worse_setting_is_named_at_its_best_rate",
     ),
     (
         "a_rising_loss_falls", "runs",
         '"falls" if leader.depth == most', '"falls" if leader.depth == least',
-        "instruments/answer/test_compared_settings.py"
+        "tools/answer/test_compared_settings.py"
         "::test_a_loss_falls_or_rises_with_depth[-0.2-falls]",
     ),
     (
-        "largest_error_of_several_studies", "instruments/answer",
+        "largest_error_of_several_studies", "tools/answer",
         "return min(every, key=lambda looks: looks.error",
         "return max(every, key=lambda looks: looks.error",
-        "instruments/answer/test_compared_settings.py"
+        "tools/answer/test_compared_settings.py"
         "::test_of_several_growing_studies_the_least_error_counts",
     ),
     (
-        "an_added_depth_halfway_in_layers", "instruments/answer",
+        "an_added_depth_halfway_in_layers", "tools/answer",
         "math.log(depth / below) / math.log(above / below)", "(depth - below) / (above - below)",
-        "instruments/answer/test_added_depths.py"
+        "tools/answer/test_added_depths.py"
         "::test_numbers_are_interpolated_in_logarithms_and_equal_values_stay",
     ),
     (
@@ -75,18 +75,18 @@ ROWS = (
     (
         "as_many_diverged_seeds_are_more", "runs",
         "return failed[label] > failed[other]", "return failed[label] >= failed[other]",
-        "instruments/own_trainer/test_verdicts.py::test_a_candidate_that_diverges_is_not_better",
+        "tools/own_trainer/test_verdicts.py::test_a_candidate_that_diverges_is_not_better",
     ),
     (
         "differences_of_unequal_seeds", "runs",
         "shared = [DEPTH, SEED, *undetermined", "shared = [DEPTH, *undetermined",
-        "instruments/report/test_reports.py::test_a_difference_is_taken_seed_by_seed",
+        "tools/report/test_reports.py::test_a_difference_is_taken_seed_by_seed",
     ),
     (
-        "a_rate_beyond_the_grid_has_a_cost", "instruments/transfer",
+        "a_rate_beyond_the_grid_has_a_cost", "tools/transfer",
         "if not x[0] - 1e-9 <= at <= x[-1] + 1e-9 or not np.isfinite(y.min()):",
         "if not np.isfinite(y.min()):",
-        "instruments/transfer/test_transfer.py::test_a_rate_outside_of_those_tried_has_no_cost",
+        "tools/transfer/test_transfer.py::test_a_rate_outside_of_those_tried_has_no_cost",
     ),
     (
         "best_in_bold_over_all_studies", "runs",
@@ -102,122 +102,122 @@ ROWS = (
         "an_interval_across_0_is_clear", "runs",
         "math.isfinite(self.gap.low) and self.gap.low > 0",
         "math.isfinite(self.gap.low) and self.gap.high > 0",
-        "instruments/answer/test_compared_settings.py"
+        "tools/answer/test_compared_settings.py"
         "::test_the_rival_is_the_setting_whose_interval_reaches_furthest_down",
     ),
     (
         "the_rival_has_the_second_best_mean", "runs",
         "nearest = min(others, key=lambda i: round(gaps[i].low, DIGITS))", "nearest = others[0]",
-        "instruments/answer/test_compared_settings.py"
+        "tools/answer/test_compared_settings.py"
         "::test_the_rival_is_the_setting_whose_interval_reaches_furthest_down",
     ),
     (
-        "futility_from_the_first_look", "instruments/answer",
+        "futility_from_the_first_look", "tools/answer",
         "known = seeds >= FEWEST and math.isfinite(effect)", "known = math.isfinite(effect)",
-        "instruments/answer/test_shared_error.py"
+        "tools/answer/test_shared_error.py"
         "::test_a_growing_study_ends_where_its_last_look_would_hardly_show_more[6-0.1]",
     ),
     (
-        "a_lead_of_half_the_odds", "instruments/answer",
+        "a_lead_of_half_the_odds", "tools/answer",
         "odds = math.log((1 - FEW_LEARN) / FEW_LEARN)",
         "odds = 2 * math.log((1 - FEW_LEARN) / FEW_LEARN)",
-        "instruments/answer/test_shared_error.py"
+        "tools/answer/test_shared_error.py"
         "::test_depths_and_rates_share_the_error_of_who_learns[False-depths0-1]",
     ),
     (
-        "the_comparison_has_all_of_the_error", "instruments/answer",
+        "the_comparison_has_all_of_the_error", "tools/answer",
         "looks.part(1 - OF_COUNTS)", "looks.part(1)",
-        "instruments/answer/test_shared_error.py"
+        "tools/answer/test_shared_error.py"
         "::test_the_rates_of_the_leader_share_the_error_of_the_comparison",
     ),
     (
-        "tolerance_without_the_first_update", "instruments/conform",
+        "tolerance_without_the_first_update", "tools/conform",
         "allowed = max(self.numbers.update_tolerance, self.tolerance)",
         "allowed = self.numbers.update_tolerance",
-        "instruments/conform/test_conform_attention.py"
+        "tools/conform/test_conform_attention.py"
         "::test_the_tolerance_reaches_every_comparison",
     ),
     (
-        "each_test_of_a_start_has_the_whole_level", "instruments/conform",
+        "each_test_of_a_start_has_the_whole_level", "tools/conform",
         "each = level / (2 * max(1, len(tests)))", "each = level / 2",
-        "instruments/conform/test_conform_numbers.py"
+        "tools/conform/test_conform_numbers.py"
         "::test_a_right_start_fails_any_test_as_rarely_as_the_level_says",
     ),
     (
-        "a_fitted_constant_at_half_its_slope", "instruments/conform",
+        "a_fitted_constant_at_half_its_slope", "tools/conform",
         "(run(c + step) - run(c - step)) / (2 * step)", "(run(c + step) - run(c - step)) / step",
-        "instruments/conform/test_conform_numbers.py"
+        "tools/conform/test_conform_numbers.py"
         "::test_a_constant_is_fitted_at_each_depth_and_named_as_a_power_of_it",
     ),
     (
-        "effect_of_a_copied_start", "instruments/conform",
+        "effect_of_a_copied_start", "tools/conform",
         'copied=check != "start")', "copied=True)",
-        "instruments/conform/test_conform_numbers.py"
+        "tools/conform/test_conform_numbers.py"
         "::test_the_effect_of_another_start_is_measured_from_that_start",
     ),
     (
-        "a_badge_is_always_green", "instruments/conform",
+        "a_badge_is_always_green", "tools/conform",
         '"brightgreen" if difference is None else "red"', '"brightgreen"',
-        "instruments/conform/test_conform_sets.py"
+        "tools/conform/test_conform_sets.py"
         "::test_a_badge_is_green_only_where_all_checks_agree",
     ),
     (
-        "a_badge_counts_rows_that_differ", "instruments/conform",
+        "a_badge_counts_rows_that_differ", "tools/conform",
         'return sum(row["agrees"] for row in self.rows)', "return len(self.rows)",
-        "instruments/conform/test_conform_sets.py"
+        "tools/conform/test_conform_sets.py"
         "::test_a_fault_beside_the_numbers_is_a_check_that_fails",
     ),
     (
-        "epsilon_of_adam_without_its_factor", "instruments/conform",
+        "epsilon_of_adam_without_its_factor", "tools/conform",
         "g / (g.abs() + EPS * factors.eps)", "g / (g.abs() + EPS)",
-        "instruments/conform/test_conform_numbers.py::test_the_factor_of_adams_epsilon_counts",
+        "tools/conform/test_conform_numbers.py::test_the_factor_of_adams_epsilon_counts",
     ),
     (
-        "the_best_rate_lies_at_the_upper_end", "instruments/ledger",
+        "the_best_rate_lies_at_the_upper_end", "../deepstack_lab/ledger",
         "if not 0 < at < len(rates) - 1:", "if not 0 < at <= len(rates) - 1:",
-        "instruments/ledger/test_reproduce.py::test_no_rate_is_the_best_at_an_end_of_the_grid",
+        "lab/ledger/test_reproduce.py::test_no_rate_is_the_best_at_an_end_of_the_grid",
     ),
     (
-        "a_larger_measurement_lies_inside", "instruments/ledger",
+        "a_larger_measurement_lies_inside", "../deepstack_lab/ledger",
         "whole[0] <= part[0] and part[1] <= whole[1]", "whole[0] <= part[0] <= whole[1]",
-        "instruments/ledger/test_reach.py"
+        "lab/ledger/test_reach.py"
         "::test_a_measurement_is_inside_if_each_of_its_points_is_one_of_the_source[0]",
     ),
     (
-        "a_refuted_identity_holds", "instruments/ledger",
+        "a_refuted_identity_holds", "../deepstack_lab/ledger",
         'if identity and decided == "agrees":', 'if identity and decided != "undecided":',
-        "instruments/ledger/test_reach.py"
+        "lab/ledger/test_reach.py"
         "::test_a_measurement_is_inside_if_each_of_its_points_is_one_of_the_source[0]",
     ),
     (
-        "tokens_of_a_single_step", "instruments/ledger",
+        "tokens_of_a_single_step", "../deepstack_lab/ledger",
         "tokens.add(config.train.steps * tokens_per_step(config, task) / parameters)",
         "tokens.add(tokens_per_step(config, task) / parameters)",
-        "instruments/ledger/test_reach.py::test_the_range_of_a_study_is_that_of_its_file",
+        "lab/ledger/test_reach.py::test_the_range_of_a_study_is_that_of_its_file",
     ),
     (
-        "depths_of_the_encoder_alone", "instruments/ledger",
+        "depths_of_the_encoder_alone", "../deepstack_lab/ledger",
         "depths |= {model.depth, model.decoder_depth or model.depth}", "depths |= {model.depth}",
-        "instruments/ledger/test_reach.py"
+        "lab/ledger/test_reach.py"
         "::test_a_range_of_depths_has_both_sides_of_an_encoder_decoder",
     ),
     (
-        "a_diverged_run_keeps_what_it_learnt", "instruments/ledger",
+        "a_diverged_run_keeps_what_it_learnt", "../deepstack_lab/ledger",
         "    if has_diverged(run):\n        return 0.0\n", "",
-        "instruments/ledger/test_reproduce.py"
+        "lab/ledger/test_reproduce.py"
         "::test_what_a_run_learnt_is_a_share_of_what_context_gives[diverged-0.0]",
     ),
     (
-        "seeds_of_runs_in_the_order_of_folders", "instruments/ledger",
+        "seeds_of_runs_in_the_order_of_folders", "../deepstack_lab/ledger",
         "seeds = sorted(table[points[0]])", "seeds = list(table[points[0]])",
-        "instruments/ledger/test_reproduce.py"
+        "lab/ledger/test_reproduce.py"
         "::test_values_of_runs_are_in_the_order_of_seeds_whatever_the_order_of_runs",
     ),
     (
-        "an_infinite_loss_is_the_least", "instruments/ledger",
+        "an_infinite_loss_is_the_least", "../deepstack_lab/ledger",
         "torch.nan_to_num(losses, nan=math.inf, posinf=math.inf)",
         "torch.nan_to_num(losses, nan=math.inf, posinf=-math.inf)",
-        "instruments/ledger/test_reproduce.py::test_a_lost_rate_is_worse_than_all_others",
+        "lab/ledger/test_reproduce.py::test_a_lost_rate_is_worse_than_all_others",
     ),
     (
         "outcome_by_less_than_an_interval", "runs",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from deepstack.instruments.ledger.claims import Null, Part
+from deepstack_lab.ledger.claims import Null, Part
 
 FAR = Null(100.0, "far away")
 

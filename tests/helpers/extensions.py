@@ -7,19 +7,19 @@ from typing import TypeVar
 import pytest
 import yaml
 
-from deepstack.base.extensions import PACKAGE
+from deepstack.base.extensions import HOMES, ROOT
 from deepstack.config.keys import setting_keys
 
 V = TypeVar("V")
 
 
 def has_instrument(name: str) -> bool:
-    return (PACKAGE / "instruments" / name).is_dir()
+    return any((ROOT / home / name).is_dir() for home in HOMES)
 
 
 def needs_instrument(name: str) -> pytest.MarkDecorator:
     """Skip a case that tests the core with the help of an instrument."""
-    return pytest.mark.skipif(not has_instrument(name), reason=f"instruments/{name} is missing")
+    return pytest.mark.skipif(not has_instrument(name), reason=f"{name} is missing")
 
 
 def needs_settings_of(path: Path) -> pytest.MarkDecorator:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import deepstack
-from deepstack.instruments.probe.probe import Probe
 from deepstack.records import Run
+from deepstack.tools.probe.probe import Probe
 
 D = 16
 

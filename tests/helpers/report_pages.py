@@ -10,7 +10,7 @@ from deepstack.plots import CHARTS
 
 def draw_only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Let reports draw only these charts, which take most of their time."""
-    from deepstack.instruments.report import page
+    from deepstack.tools.report import page
 
     monkeypatch.setattr(page, "FIRST", names)
     monkeypatch.setattr(page, "CHARTS", {name: CHARTS[name] for name in names})

@@ -83,6 +83,7 @@ def changed_packages() -> frozenset[str]:
             "--format=",
             "--",
             "deepstack",
+            "deepstack_lab",
             "tests",
         ]
         paths = map(Path, subprocess.check_output(log, text=True).splitlines())
@@ -92,8 +93,8 @@ def changed_packages() -> frozenset[str]:
 
 
 def package_of(parts: Sequence[str]) -> str:
-    """Return the package, instrument or integration of a path below deepstack/ or tests/."""
-    return parts[parts[0] in ("instruments", "integrations")]
+    """Return the package or addition of a path below deepstack/, deepstack_lab/ or tests/."""
+    return parts[parts[0] in ("instruments", "tools", "integrations", "lab")]
 
 
 def is_put_off(item: pytest.Item) -> bool:

@@ -16,8 +16,8 @@ from torch import Tensor
 import deepstack
 from deepstack.base.errors import ConfigError
 from deepstack.config import parameter_count
-from deepstack.instruments.ledger.decoding import generate
 from deepstack.model import build_model
+from deepstack_lab.ledger.decoding import generate
 
 D, HEADS, SEQ = 16, 4, 7
 OPTIONS: dict[str, dict[str, Any]] = {

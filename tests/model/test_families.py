@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 import deepstack
 from deepstack.base.errors import ConfigError
-from deepstack.instruments.ledger.claims.attention import merged_formula
-from deepstack.instruments.ledger.decoding import decoder_of, generate
 from deepstack.model import build_model
 from deepstack.schemes import FAMILIES, SCHEMES, stack_schemes
 from deepstack.tasks import TASKS, task_families
+from deepstack_lab.ledger.claims.attention import merged_formula
+from deepstack_lab.ledger.decoding import decoder_of, generate
 
 DECODERS = [
     (name, family)

@@ -9,13 +9,13 @@ from helpers.command_line import typed
 from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, without_layout, words
 from helpers.sampling import some
 
-from deepstack.instruments.report.figures import describe_figure
 from deepstack.plots import Options, draw, figure
 from deepstack.plots.files import render
 from deepstack.plots.reference import read_reference
 from deepstack.plots.style import deepstack_style, number
 from deepstack.plots.texts import drawn, is_typeset, typeset
 from deepstack.records import Run, RunFolder, find_runs
+from deepstack.tools.report.figures import describe_figure
 
 HOSTILE = (
     "a$b$c.txt", r"$\frac{1}{", r"\$5\$", "back\\", "_hidden", "{brace} & #hash ~tilde^ 100 %",

@@ -79,7 +79,7 @@ def test_the_readme_lists_commands_below_the_headings_of_the_help() -> None:
             listed[line[6:]] = []
         else:
             listed[list(listed)[-1]].append(line.split()[1])
-    assert list(listed) == ["Runs", "Results", "Instruments"]
+    assert list(listed) == ["Runs", "Results", "Tools"]
     for heading, commands in listed.items():
         assert {COMMANDS[command].heading for command in commands} == {heading}
 
@@ -166,7 +166,7 @@ def test_every_place_that_a_page_on_contributing_names_exists(page: str) -> None
     packages = {path.parent.name for path in ROOT.glob("deepstack/*/__init__.py")}
     if page == "CONTRIBUTING.md":
         listed = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
-        assert listed | {"instruments", "integrations"} == packages
+        assert listed | {"instruments", "tools", "integrations"} == packages
 
 
 def test_the_table_of_schemes_is_the_codes() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT
-from project.test_structure import CORE, OUTSIDE, PACKAGE, imports_of, module_of, sources
+from project.test_structure import CORE, LAB, OUTSIDE, PACKAGE, imports_of, module_of, sources
 
 from deepstack import cli
 
-PLACES = [*(PACKAGE / name for name in OUTSIDE), ROOT / "experiments", ROOT / "benchmarks"]
+PLACES = [*(PACKAGE / name for name in OUTSIDE), LAB, ROOT / "experiments", ROOT / "benchmarks"]
 OUTSIDERS = sorted(path for place in PLACES for path in place.rglob("*.py"))
 # Names that Python code of users needs (docs/plugins.md and docs/extending), or a test.
 FOR_USERS = {

@@ -12,7 +12,7 @@ PACKAGE = ROOT / "deepstack"
 WRITERS = {
     "LaTeX": ("base/latex.py", r"\\(begin|end|text\w+|section|subsection|caption|cite|input)\*?\{"),
     "BibTeX": (
-        "instruments/answer/bibtex.py",
+        "tools/answer/bibtex.py",
         r"@(misc|article|software|inproceedings)\{|^@\{\}\{",
     ),
     "Markdown": ("base/markdown.py", r"\| ---|^\| \{?|\| \{?$|^```"),
@@ -21,15 +21,15 @@ WRITERS = {
 """Name of a language -> the module that writes it, and the signs that betray it in a string."""
 # (file, language) -> why this text comes from no folder
 ALLOWED = {
-    ("instruments/report/serve_command.py", "HTML"): "a constant page",
+    ("tools/report/serve_command.py", "HTML"): "a constant page",
 }
 READERS = {
     "records/files.py": "parse_object",
     "fast/distributed.py": "a message of another rank of this run",
-    "instruments/own_trainer/metric.py": "a file of any JSON value, and its own message",
-    "instruments/own_trainer/supervise.py": "an order of the parent process",
-    "instruments/probe/description.py": "its own text",
-    "instruments/report/page.py": "its own text",
+    "tools/own_trainer/metric.py": "a file of any JSON value, and its own message",
+    "tools/own_trainer/supervise.py": "an order of the parent process",
+    "tools/probe/description.py": "its own text",
+    "tools/report/page.py": "its own text",
     "integrations/huggingface/folder.py": "a config with Infinity, and its own message",
     "integrations/tokenizers/tokenizer.py": "a text of the library tokenizers",
     "model/resolve.py": "its own text",

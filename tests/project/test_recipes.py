@@ -17,7 +17,7 @@ from helpers.record_runs import make_run
 # page -> the place of its file in the package
 FILES = {
     "chart": "instruments/last_norm/chart.py",
-    "command": "instruments/size/size_command.py",
+    "command": "tools/size/size_command.py",
     "launcher": "integrations/alone/launcher_option.py",
     "integration": "integrations/lines/tracker.py",
 }
@@ -52,7 +52,7 @@ def run(copy: Path, *words: str) -> str:
 
 
 def test_the_command_of_the_recipe_is_listed_and_runs(copy: Path) -> None:
-    assert "size" in run(copy, "--help").partition("Results:")[2].partition("Instruments:")[0]
+    assert "size" in run(copy, "--help").partition("Results:")[2].partition("Tools:")[0]
     (printed,) = json.loads(run(copy, "size", "results/study/run", "--json"))
     assert printed["files"] == 3 and printed["bytes"] > 100
 

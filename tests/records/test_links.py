@@ -119,7 +119,7 @@ def run(command: str, folder: Path) -> Any:
         one_chart = {"loss_vs_step": CHARTS["loss_vs_step"]}
         with inside(folder), without_layout(), ExitStack() as stack:
             if "report" in KNOWN:
-                page = "deepstack.instruments.report.page"
+                page = "deepstack.tools.report.page"
                 stack.enter_context(patch.multiple(page, CHARTS=one_chart, FIRST=()))
             done = typed(*COMMANDS[command].split())
     finally:

@@ -121,7 +121,7 @@ def test_no_value_ends_a_command(
     if name == "export" and not has_tracker:
         pytest.skip("the tensorboard extra is missing")
     if name == "compare --transfer":
-        pytest.importorskip("deepstack.instruments.transfer")
+        pytest.importorskip("deepstack.tools.transfer")
     study = make_study(tmp_path_factory.getbasetemp() / f"odd-{every}" / "study", every)
     places = {"STUDY": str(study), "TO": str(tmp_path / "to")}
     with without_layout():
@@ -140,8 +140,8 @@ def test_no_value_ends_a_command(
 def test_no_value_ends_the_page_of_a_server(
     every: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    build_page = pytest.importorskip("deepstack.instruments.report.page").build_page
-    PageServer = pytest.importorskip("deepstack.instruments.report.serve_command").PageServer
+    build_page = pytest.importorskip("deepstack.tools.report.page").build_page
+    PageServer = pytest.importorskip("deepstack.tools.report.serve_command").PageServer
     study = make_study(tmp_path_factory.getbasetemp() / f"odd-{every}" / "study", every)
     page = []
     with (

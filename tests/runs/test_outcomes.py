@@ -237,7 +237,7 @@ def test_a_rate_that_was_not_tried_leaves_a_gap_and_moves_no_line(tmp_path: Path
 
 
 def test_readers_see_plain_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = pytest.importorskip("deepstack.instruments.report.page").report
+    report = pytest.importorskip("deepstack.tools.report.page").report
     draw_only(monkeypatch)
     for depth, result in zip((6, 18, 48, 96), ENDS, strict=True):
         run_with(tmp_path / "study", result, depth=depth)

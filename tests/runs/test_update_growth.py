@@ -100,8 +100,8 @@ def test_one_depth_has_no_growth(tmp_path: Path) -> None:
 
 
 def test_answer_and_report_state_the_same_growth(tmp_path: Path) -> None:
-    pytest.importorskip("deepstack.instruments.answer")
-    finding_of = pytest.importorskip("deepstack.instruments.report.finding").finding_of
+    pytest.importorskip("deepstack.tools.answer")
+    finding_of = pytest.importorskip("deepstack.tools.report.finding").finding_of
     runs = made(tmp_path / "study", power(0.5))
     (growth,) = growths_of(runs)
     sentence = growth_sentence(growth)

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.base import ConfigError
-from deepstack.instruments.depth_use.external import analyze_model
-from deepstack.instruments.depth_use.runs import HELD_OUT, TRAINING, draw
 from deepstack.integrations.huggingface.folder import (
     Folder,
     load_huggingface,
@@ -21,6 +19,8 @@ from deepstack.integrations.huggingface.folder import (
 )
 from deepstack.records import Analysis, RunFolder, sha256, write_analysis
 from deepstack.tasks import task_of
+from deepstack.tools.depth_use.external import analyze_model
+from deepstack.tools.depth_use.runs import HELD_OUT, TRAINING, draw
 
 SEQUENCE, SEQUENCES = 128, 8
 """Tokens of a sequence (fewer if the model has fewer positions), and sequences in a batch."""

@@ -9,8 +9,8 @@ from helpers.command_line import succeed
 from helpers.sampling import turn
 from helpers.tracked_runs import by_key, pictured
 
-from deepstack.instruments.export.logs import export_logs
 from deepstack.records import Run, find_runs
+from deepstack.tools.export.logs import export_logs
 
 
 @pytest.mark.slow

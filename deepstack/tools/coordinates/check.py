@@ -1,0 +1,135 @@
+"""`deepstack.coordinates`: the coordinate check of any PyTorch model; its assertion for tests."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from deepstack.base import ConfigError, unknown
+from deepstack.runs import LEAST_SEEDS
+from deepstack.tools.coordinates.cells import Cell, train_cell
+from deepstack.tools.coordinates.exponents import exponents, finite_part, values_table
+from deepstack.tools.coordinates.kinds import modules_of, repeated_names
+from deepstack.tools.coordinates.result import CoordinateCheck
+from deepstack.tools.coordinates.rules import RULES, TOLERANCE
+from deepstack.tools.coordinates.source import Batch, Loss, MakeOptimizer, load_source
+from deepstack.tools.coordinates.stacks import find_stacks, outline_of
+
+WIDTHS = (32, 64, 128)
+DEPTHS = (4, 16, 64)
+STEPS = (1, 3, 10)
+SEEDS = 5
+
+
+def coordinates(
+    source: Any,
+    batch: Batch | None = None,
+    *,
+    widths: Sequence[int] = WIDTHS,
+    depths: Sequence[int] = DEPTHS,
+    rule: str = "completep",
+    seeds: int | Sequence[int] = SEEDS,
+    steps: Sequence[int] = STEPS,
+    loss: Loss | None = None,
+    optimizer: MakeOptimizer | None = None,
+    tolerance: float = TOLERANCE,
+    show: Callable[[str, int, int], None] = lambda text, done, total: None,
+) -> CoordinateCheck:
+    """Check how the outputs of a model's modules, and their changes, depend on width and depth.
+
+    Models of every width at the least depth, and of every depth at the least width, are trained
+    for a few steps on one batch.
+
+    source: a Python file or a module with `build`, `batch` and, if wanted, `loss` and `optimizer`,
+        or the function build(width, depth, seed), which returns a torch.nn.Module.
+    batch: seed -> a batch.
+    widths, depths: sizes to compare; one value alone leaves its axis out.
+    rule: mup, completep or depth-mup.
+    seeds: the seeds, or how many, from 0 on; three at least.
+    steps: of training, after which changes are measured.
+    loss: (model, batch) -> the loss; by default the one that the batch tells (docs/coordinates.md).
+    optimizer: (model, width, depth) -> an optimizer; by default Adam with one rate.
+    tolerance: distance from the allowed exponents, outside of which a whole interval must lie.
+    show: is called with a text, the number of models that are done, and of all.
+
+    Returns the exponents and the modules that break the rule.  Raises ConfigError for functions
+    that cannot be used, and if nothing is decided.
+    """
+    began = time.perf_counter()
+    every = list(range(seeds)) if isinstance(seeds, int) else list(dict.fromkeys(seeds))
+    wide, deep, at = (sorted(set(numbers)) for numbers in (widths, depths, steps))
+    refuse(rule, every, wide, deep, at)
+    user = load_source(source, batch=batch, loss=loss, optimizer=optimizer)
+    sizes = list(dict.fromkeys([*((w, deep[0]) for w in wide), *((wide[0], d) for d in deep)]))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # faster for small matrices, and the same numbers everywhere
+    try:
+        with torch.random.fork_rng(devices=[]):
+            by_width = {w: outline_of(user.model(w, deep[0], every[0])) for w in wide}
+            by_depth = {d: outline_of(user.model(wide[0], d, every[0])) for d in deep}
+            stacks = find_stacks(by_depth) if len(deep) > 1 else {}
+            cells: list[Cell] = []
+            for width, depth in sizes:
+                for seed in every:
+                    show(f"width {width}, depth {depth}", len(cells), len(sizes) * len(every))
+                    cells.append(train_cell(user, width, depth, seed, at, stacks))
+    finally:
+        torch.set_num_threads(threads)
+    modules = modules_of(cells, by_width)
+    table, note = finite_part(values_table(cells, repeated_names(cells)))
+    if at[0] not in set(table["step"]):
+        raise ConfigError(f"{user.name}: {note}; lower the learning rate")
+    result = CoordinateCheck(
+        name=user.name,
+        rule=rule,
+        tolerance=tolerance,
+        widths=wide,
+        depths=deep,
+        steps=at,
+        seeds=every,
+        modules=modules,
+        rows=exponents(table, modules, rule, tolerance),
+        values=table,
+        notes=[*filter(None, [note]), *user.notes],
+    )
+    if not result.counts["holds"] and result.holds:
+        raise ConfigError(
+            f"{user.name}: no interval is narrow enough for a verdict; give more seeds than "
+            f"{len(every)}, or sizes that lie further apart"
+        )
+    result.seconds = time.perf_counter() - began
+    return result
+
+
+def refuse(
+    rule: str, seeds: Sequence[int], widths: list[int], depths: list[int], steps: list[int]
+) -> None:
+    """Raise ConfigError for an unknown rule, or numbers that give no exponent."""
+    if rule not in RULES:
+        raise ConfigError(f"rule: {unknown('rule', rule, RULES)}")
+    if len(seeds) < LEAST_SEEDS:
+        raise ConfigError(
+            f"seeds: found {len(seeds)}; allowed {LEAST_SEEDS} or more, as in 0,1,2: an exponent "
+            "without an interval breaks no rule"
+        )
+    for name, numbers in (("widths", widths), ("depths", depths), ("steps", steps)):
+        if not numbers or numbers[0] < 1:
+            raise ConfigError(f"{name}: found {numbers}; allowed whole numbers from 1 on")
+    if len(widths) < 2 and (len(depths) < 2 or rule == "mup"):
+        more = "µP is a rule for width alone" if rule == "mup" else "one width and one depth"
+        raise ConfigError(
+            f"widths: found {widths}, depths: found {depths}: {more}; allowed two widths or more, "
+            "as in 32,64,128" + (", or two depths" if rule != "mup" else "")
+        )
+
+
+def assert_coordinates(source: Any, batch: Batch | None = None, **options: Any) -> CoordinateCheck:
+    """Assert in a test that a model keeps the rule; return the check.
+
+    Arguments as in `deepstack.coordinates`.  Raises AssertionError with the first module that
+    breaks it and the usual cause.
+    """
+    check = coordinates(source, batch, **options)
+    assert check.holds, check.text
+    return check

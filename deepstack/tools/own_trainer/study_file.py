@@ -1,0 +1,395 @@
+"""The file of a study of commands: its keys, the names of its grid, and the commands' own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from deepstack import config as conf
+from deepstack.base import ConfigError, Node, Problem, quote, unknown
+from deepstack.config import (
+    DEPTH,
+    LR,
+    SCHEME,
+    SEED,
+    TASK,
+    WIDTH,
+    Key,
+    parse_override,
+    printable_path,
+    raise_problems,
+    read_file,
+    read_tree,
+    to_node,
+)
+from deepstack.tools.own_trainer.command import RUN, Command, names_of, split_command
+from deepstack.tools.own_trainer.metric import (
+    ENDINGS,
+    Metric,
+    MetricFile,
+    Pattern,
+    as_json,
+    parse_pattern,
+)
+
+ONE, BASELINE, CANDIDATE = "command", "baseline", "candidate"
+KEYS = (ONE, BASELINE, CANDIDATE, "metric", "loss", "environment", "resume", "name", "sweep")
+KNOWN = (SEED, LR, DEPTH, WIDTH, SCHEME, TASK)
+"""Settings that tables and charts know; a name of a command means one of them, or itself."""
+WORDS = {**{key.last: key for key in (SEED, LR, DEPTH, WIDTH, SCHEME)}, "task": TASK} | {
+    "model": SCHEME
+}
+SECTIONS = ("name", "runtime", "log", "model", "train", "task", RUN)
+WHOLE = {SEED: "whole numbers from 0 on", DEPTH: "whole numbers", WIDTH: "whole numbers"}
+
+
+@dataclass(frozen=True)
+class CommandFile:
+    """A study of commands.
+
+    commands: each by the name of its setting: one, or baseline and candidate.
+    metric: of the validation loss; less is better.
+    loss: pattern of the training loss with its step, or None.
+    environment: variables that are added for the commands.
+    resume: whether {run} keeps its files for the next start of a run that has not ended.
+    keys: name in braces -> the setting in config.yaml.
+    study: the grid, by settings.
+    """
+
+    commands: Mapping[str, Command]
+    metric: Metric
+    study: conf.Study
+    keys: Mapping[str, Key]
+    loss: Pattern | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    resume: bool = False
+
+    @property
+    def is_comparison(self) -> bool:
+        """Whether it compares a candidate with a baseline."""
+        return CANDIDATE in self.commands
+
+    @property
+    def seedless(self) -> str:
+        """The name of a command that does not take the seed, or ''."""
+        seeds = [name for name, key in self.keys.items() if key == SEED]
+        without = (name for name, one in self.commands.items() if not set(seeds) & set(one.names))
+        return next(without, "")
+
+    def command_of(self, values: Mapping[str, Any]) -> tuple[str, Command]:
+        """Return name and command of the cell with these values."""
+        if self.is_comparison:
+            name = str(values[SCHEME])
+            return name, self.commands[name]
+        ((name, command),) = self.commands.items()
+        return str(values.get(SCHEME, name)), command
+
+    def digest(self, values: Mapping[str, Any]) -> str:
+        """Return six hex digits of all that makes the run with these values."""
+        _, command = self.command_of(values)
+        known: dict[str, Any] = {"command": command.words, "values": dict(values)}
+        known |= {"environment": dict(self.environment)} if self.environment else {}
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:6]
+
+    def metrics(self) -> dict[str, Any]:
+        """Return metric and loss as meta.json has them."""
+        return {"metric": as_json(self.metric), "loss": as_json(self.loss)}
+
+
+def load_commands(path: Path, settings: Sequence[str] = ()) -> CommandFile:
+    """Return the study in a file; settings KEY=A,B replace lists of its grid.
+
+    Raises ConfigError with a line for each mistake and its place.
+    """
+    source = printable_path(path)
+    tree, problems = read_tree(read_file(path), source, [])
+    raise_problems(problems)
+    return _Reader(tree, source).file(path, settings)
+
+
+def setting_of(name: str) -> Key:
+    """Return the setting that a name in braces means: `n_layer` is model.depth, others themselves.
+
+    Raises ValueError for a name that a run folder uses otherwise.
+    """
+    meant = Key.of_other_word(name)
+    for key in (Key(name), WORDS.get(name), meant):
+        if key in KNOWN:
+            return Key(key)
+    if name.split(".")[0] in SECTIONS:
+        raise ValueError(f"found the name {quote(name)}, which run folders use; allowed another")
+    return Key(name)
+
+
+class _Reader:
+    """Reads the keys of a file one after the other, and collects their mistakes."""
+
+    def __init__(self, tree: Node, source: str) -> None:
+        self.tree, self.source = tree, source
+        self.problems: list[Problem] = []
+        self.nodes: dict[str, Node] = {}  # of the commands, by the names of their settings
+
+    def add(self, node: Node, key: str, text: str, *, at_key: bool = False) -> None:
+        where = (node.key_where if at_key else "") or node.where or self.source
+        self.problems.append(Problem(where, key, text))
+
+    def file(self, path: Path, settings: Sequence[str]) -> CommandFile:
+        section = self.tree.section
+        for key, node in section.items():
+            if key not in KEYS:
+                self.add(node, key, f"found the {unknown('key', key, KEYS)}", at_key=True)
+        commands = self.commands(section)
+        metric, loss = self.metric(section.get("metric")), self.loss(section.get("loss"))
+        environment = self.environment(section.get("environment"))
+        resume = section.get("resume", Node(False, ""))
+        if not isinstance(resume.value, bool):
+            self.add(resume, "resume", f"found {resume.shown}; allowed true or false")
+        raise_problems(self.problems)
+        groups = self.groups(section.get("sweep", Node({}, self.source)), names_of_file(commands))
+        groups = self.with_settings(groups, settings, names_of_file(commands))
+        keys = self.keys(groups, commands)
+        raise_problems(self.problems)
+        assert metric is not None
+        study = self.study(groups, keys, commands, section.get("name"))
+        return CommandFile(commands, metric, study, keys, loss, environment, resume.value is True)
+
+    def commands(self, section: Mapping[str, Node]) -> dict[str, Command]:
+        """Return the commands by the names of their settings."""
+        given = [name for name in (ONE, BASELINE, CANDIDATE) if name in section]
+        if given not in ([ONE], [BASELINE, CANDIDATE]):
+            text = f"found {' and '.join(given)}; allowed command, or baseline and candidate"
+            self.add(section[given[-1]], given[-1], text, at_key=True)
+        commands = {}
+        for name in given:
+            try:
+                command = split_command(section[name].plain())
+            except ValueError as error:
+                self.add(section[name], name, str(error))
+                continue
+            label = script_of(command) if name == ONE else name
+            commands[label], self.nodes[label] = command, section[name]
+        return commands
+
+    def metric(self, node: Node | None) -> Metric | None:
+        """Return the metric: a pattern, or {file, key}."""
+        if node is None:
+            text = "found no metric; allowed a pattern, as in 'val loss ([0-9.]+)', or {file, key}"
+            self.add(self.tree, "metric", text)
+            return None
+        value = node.plain()
+        try:
+            if isinstance(value, str):
+                return parse_pattern(value)
+            if not isinstance(value, dict) or set(value) != {"file", "key"}:
+                raise ValueError(
+                    f"found {node.shown}; allowed a pattern, or {{file: NAME, key: NAME}}"
+                )
+            name, key = str(value["file"]), str(value["key"])
+            place = PurePosixPath(name.removeprefix(f"{{{RUN}}}/"))
+            if place.is_absolute() or ".." in place.parts or place.suffix not in ENDINGS:
+                raise ValueError(
+                    f"found the file {quote(name)}; allowed one below {{{RUN}}} with the ending "
+                    f"{', '.join(ENDINGS)}"
+                )
+            return MetricFile(place.as_posix(), key)
+        except ValueError as error:
+            self.add(node, "metric", str(error))
+            return None
+
+    def loss(self, node: Node | None) -> Pattern | None:
+        """Return the pattern of the training loss."""
+        if node is None:
+            return None
+        try:
+            if not isinstance(node.value, str):
+                raise ValueError(f"found {node.shown}; allowed a pattern with a group named step")
+            pattern = parse_pattern(node.value)
+            if not pattern.has_step:
+                raise ValueError(
+                    "found a pattern without a step; allowed one with (?P<step>…), as in "
+                    "'iter (?P<step>[0-9]+): loss ([0-9.]+)'"
+                )
+            return pattern
+        except ValueError as error:
+            self.add(node, "loss", str(error))
+            return None
+
+    def environment(self, node: Node | None) -> dict[str, str]:
+        """Return the variables for the commands."""
+        if node is None:
+            return {}
+        value = node.plain()
+        if not isinstance(value, dict) or any(isinstance(v, dict | list) for v in value.values()):
+            self.add(node, "environment", f"found {node.shown}; allowed {{NAME: VALUE}}")
+            return {}
+        return {name: "" if v is None else str(v) for name, v in value.items()}
+
+    def groups(self, sweep: Node, names: Sequence[str]) -> list[dict[str, Node]]:
+        """Return the factors of the grid: a list a name, or the lists of a zip together."""
+        for key, node in sweep.section.items():
+            if key not in ("grid", "zip"):
+                text = f"found the {unknown('key', key, ['grid', 'zip'])}"
+                self.add(node, f"sweep.{key}", text, at_key=True)
+        grid, zips = (sweep.section.get(key, Node({}, sweep.where)) for key in ("grid", "zip"))
+        if not isinstance(sweep.value, dict) or not isinstance(grid.value, dict):
+            self.add(sweep, "sweep", "found no lists; allowed {grid: {NAME: [VALUE, VALUE]}}")
+            return []
+        groups = [{name: node} for name, node in grid.section.items()]
+        groups += [dict(group.section) for group in zips.items() if group.section]
+        for group in groups:
+            first = next(iter(group.values()))
+            for name, node in group.items():
+                key = f"sweep.{'zip' if len(group) > 1 else 'grid'}.{name}"
+                self.check_values(node, key)
+                if len(node.items()) != len(first.items()):
+                    self.add(node, key, f"found {len(node.items())} values; allowed "
+                             f"{len(first.items())}, as {next(iter(group))} has")  # fmt: skip
+        return groups
+
+    def check_values(self, node: Node, key: str) -> None:
+        """Add a problem for a list without values, and for values that are not plain."""
+        if not isinstance(node.value, list) or not node.value:
+            self.add(node, key, f"found {node.shown}; allowed a list of values, as in [1, 2]")
+        for value in node.items():
+            if value.value is None or isinstance(value.value, dict | list):
+                self.add(value, key, f"found {value.shown}; allowed text, numbers, true and false")
+
+    def with_settings(
+        self, groups: list[dict[str, Node]], settings: Sequence[str], names: Sequence[str]
+    ) -> list[dict[str, Node]]:
+        """Return the grid with the lists that the command line gives."""
+        for word in settings:
+            try:
+                path, _ = parse_override(word)
+            except Problem as problem:
+                self.problems.append(problem)
+                continue
+            given, text = ".".join(path), word.partition("=")[2]
+            tree, wrong = read_tree(f"values: [{text}]", word, [])
+            self.problems += wrong
+            name = next((one for one in names if given in (one, key_or_none(one))), None)
+            if name is None:
+                allowed = [one for one in names if one != RUN]
+                self.add(to_node(None, f"{word} on the command line"), "",
+                         unknown("name", given, allowed))  # fmt: skip
+                continue
+            node = tree.section["values"]
+            self.check_values(node, name)
+            if not any(name in group for group in groups):
+                groups.append({})
+                groups[-1][name] = node
+            for group in groups:
+                if name in group:
+                    group[name] = node
+        return groups
+
+    def keys(
+        self, groups: Sequence[Mapping[str, Node]], commands: Mapping[str, Command]
+    ) -> dict[str, Key]:
+        """Return the setting of each name; add a problem for a name that no command or list has."""
+        lists = {name: node for group in groups for name, node in group.items()}
+        keys: dict[str, Key] = {}
+        for label, command in commands.items():
+            where = f" of {label}" if len(commands) > 1 else ""
+            for name, node in lists.items():
+                if name not in command.names:
+                    others = [one for one in command.names if one != RUN and one not in lists]
+                    hint = unknown("name", name, others or command.names)
+                    text = f"the command{where} has no {{{name}}}: {hint}"
+                    self.add(node, f"sweep.{name}", text, at_key=True)
+            for name in command.names:
+                if name not in lists and name not in (RUN, self.seed_of(command)):
+                    idle = [one for one in lists if one not in command.names]
+                    text = (
+                        f"{{{name}}} has no list in sweep: {unknown('name', name, idle or lists)}"
+                    )
+                    self.add(self.nodes[label], label, text)
+        for name in names_of_file(commands):
+            if name == RUN:
+                continue
+            try:
+                key = setting_of(name)
+                if key == SCHEME and len(commands) > 1:
+                    raise ValueError(
+                        f"found {{{name}}}, and the settings are baseline and candidate; allowed "
+                        "another name, such as {arch}"
+                    )
+                if (other := next((n for n, k in keys.items() if k == key), None)) is not None:
+                    raise ValueError(f"found {{{other}}} and {{{name}}}, which mean {key}")
+            except ValueError as error:
+                self.add(lists.get(name, self.tree), f"sweep.{name}", str(error), at_key=True)
+                continue
+            keys[name] = key
+            for value in lists[name].items() if name in lists else ():
+                if wrong := wrong_value(key, value.value):
+                    self.add(value, f"sweep.{name}", f"found {value.shown}; allowed {wrong}")
+        return keys
+
+    @staticmethod
+    def seed_of(command: Command) -> str | None:
+        """Return the name in a command that means the seed, which is 0 without a list."""
+        return next((name for name in command.names if key_or_none(name) == SEED), None)
+
+    def study(
+        self,
+        groups: Sequence[Mapping[str, Node]],
+        keys: Mapping[str, Key],
+        commands: Mapping[str, Command],
+        name: Node | None,
+    ) -> conf.Study:
+        """Return the grid by settings; the commands of a comparison are its first factor."""
+        plain = [
+            {keys[n]: [fitted(keys[n], value.plain()) for value in node.items()]
+             for n, node in group.items()}
+            for group in groups
+        ]  # fmt: skip
+        grid: dict[str, list[Any]] = {SCHEME: list(commands)} if len(commands) > 1 else {}
+        grid |= {key: values for group in plain if len(group) == 1 for key, values in group.items()}
+        zips = tuple({str(key): group[key] for key in group} for group in plain if len(group) > 1)
+        base: dict[str, Any] = {} if name is None else {"name": name.plain()}
+        rates = next((group[LR] for group in plain if LR in group), None)
+        base |= {LR: rates[0]} if rates and rates[0] > 0 else {}
+        study = conf.Study(conf.with_overrides(conf.parse_config(""), base), grid, zips)
+        if study.total > conf.MAX_RUNS:
+            raise ConfigError(
+                f"{self.source}: sweep: found {study.total:,} runs; allowed at most "
+                f"{conf.MAX_RUNS:,}: give fewer values"
+            )
+        return study
+
+
+def names_of_file(commands: Mapping[str, Command]) -> list[str]:
+    """Return the names in the braces of all commands."""
+    return names_of(list(commands.values()))
+
+
+def script_of(command: Command) -> str:
+    """Return the name of a command: that of its script, `train` for python train.py."""
+    words = [PurePosixPath(word) for word in command.words if "{" not in word]
+    scripts = [word for word in words if word.suffix in (".py", ".sh")]
+    return (scripts or words)[0].stem
+
+
+def key_or_none(name: str) -> Key | None:
+    """Return the setting that a name means; None for a name that is not allowed."""
+    try:
+        return setting_of(name)
+    except ValueError:
+        return None
+
+
+def wrong_value(key: Key, value: Any) -> str:
+    """Return the values that are allowed for a setting if this is not one of them, else ''."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if key in WHOLE and not (is_number and isinstance(value, int) and value >= 0):
+        return WHOLE[key]
+    return "numbers" if key == LR and not is_number else ""
+
+
+def fitted(key: Key, value: Any) -> Any:
+    """Return a value with the type of its setting in config.yaml."""
+    return str(value) if key in (SCHEME, TASK) else value

@@ -1,0 +1,63 @@
+"""Whether a candidate is better than its baseline: the statement of `deepstack answer` in one word.
+
+Nothing is computed here.  `deepstack.tools.answer` compares the losses of both commands seed
+by seed, over all looks at the study, and names the better setting if the interval leaves out 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deepstack.runs import diverges_more
+from deepstack.tools.own_trainer.study_file import BASELINE, CANDIDATE
+
+if TYPE_CHECKING:
+    from deepstack.runs import Result
+    from deepstack.tools.answer.found import Found
+    from deepstack.tools.own_trainer.training import CommandTraining
+
+BETTER, NOT_BETTER, UNDECIDED = 0, 10, 11
+"""Exit codes of `deepstack sweep --until decided` on a study with baseline and candidate."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The decision on a candidate.  exit_code: BETTER, NOT_BETTER or UNDECIDED."""
+
+    exit_code: int
+    sentence: str
+
+
+def verdict_of(found: Found, results: Iterable[Result]) -> Verdict:
+    """Return the decision that a statement on the results of baseline and candidate makes.
+
+    Seeds that diverged have no loss to compare.  A candidate with more of them than its baseline is
+    not better (`deepstack.runs.best.diverges_more`).
+    """
+    better = found.better.partition(",")[0] if found.decided else ""
+    if better == CANDIDATE:
+        return Verdict(BETTER, f"better: keep the candidate (exit code {BETTER})")
+    if better == BASELINE:
+        return Verdict(NOT_BETTER, f"not better: keep the baseline (exit code {NOT_BETTER})")
+    if not better and diverges_more(results, CANDIDATE, BASELINE):
+        text = f"not better, more of its seeds diverge: keep the baseline (exit code {NOT_BETTER})"
+        return Verdict(NOT_BETTER, text)
+    return Verdict(
+        UNDECIDED, f"undecided: no difference is shown, keep the baseline (exit code {UNDECIDED})"
+    )
+
+
+def decide(training: CommandTraining) -> Verdict:
+    """Return the decision on the runs of a study that has stopped growing."""
+    from deepstack.records import Run
+    from deepstack.runs import Runs
+    from deepstack.tools.answer.looks import looks_at
+    from deepstack.tools.answer.sentence import find
+
+    order = training.order
+    runs = Runs(Run(entry.cell.folder.path) for entry in training.ended.values())
+    results = runs.keep(lambda run: run.damage() is None, "none of these runs can be read").results
+    found = find(results.values(), looks=looks_at([order.out / order.name]))
+    return verdict_of(found, results.values())

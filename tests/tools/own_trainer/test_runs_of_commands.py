@@ -1,0 +1,180 @@
+"""Run folders of commands: their files and states, and what a repeated sweep does."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.command_line import refusal, succeed, typed
+
+import deepstack
+from deepstack.records import Run, find_runs, problems
+from deepstack.tools.own_trainer.cells import plan_cells
+from deepstack.tools.own_trainer.launcher import CommandLauncher
+from deepstack.tools.own_trainer.processes import parents
+from deepstack.tools.own_trainer.study_file import load_commands
+
+TRAINER = Path(__file__).with_name("trainer.py")
+STUDY = f"""\
+command: python -S {TRAINER} {{mode}} {{lr}} {{seed}}
+metric: 'step (?P<step>\\d+): .*val loss ([0-9.]+)'
+loss: 'iter (?P<step>\\d+): loss ([0-9.]+)'
+environment: {{EXTRA: a b}}
+sweep: {{grid: {{mode: [good, nan, fail], lr: [1e-3], seed: [1]}}}}
+"""
+
+
+def write(folder: Path, text: str = STUDY) -> Path:
+    path = folder / "study.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a study that has run: a run that is done, one diverged, one failed."""
+    folder = tmp_path_factory.mktemp("commands")
+    done = typed("sweep", write(folder), "--workers", 3, "--out", folder / "results")
+    assert done.exit_code == 3, done.output
+    assert "failed" in done.stderr and "next: deepstack answer" in done.stderr
+    return folder
+
+
+def run_of(place: Path, mode: str) -> Run:
+    (run,) = (one for one in find_runs(place / "results") if one.get("mode") == mode)
+    return run
+
+
+def test_a_run_that_is_done_has_its_values_command_and_checksums(place: Path) -> None:
+    run = run_of(place, "good")
+    assert run.state == "done" and problems(run.folder) == []
+    assert run.evals.to_dict("list") == {"step": [0, 10, 20], "loss": [3.11, 2.61, 2.11]}
+    assert run.steps["loss"].tolist() == [3.61, 3.11, 2.61]
+    assert (run.get("seed"), run.get("train.lr"), run.get("mode")) == (1, 1e-3, "good")
+    trainer = run.meta["trainer"]
+    files = run.path.resolve() / "files"
+    record = json.loads((files / "metrics.json").read_text())
+    assert trainer["arguments"][2:] == [str(TRAINER), *record["arguments"]]
+    assert record["extra"] == "a b" and trainer["exit_code"] == 0
+    assert list(trainer["files"]) == [str(TRAINER)]
+    assert "val loss 2.1100" in (run.path / "output.txt").read_text()
+
+
+def test_a_nan_is_a_result_and_an_exit_code_a_failure(place: Path) -> None:
+    assert run_of(place, "nan").state == "diverged"
+    failed = run_of(place, "fail")
+    assert failed.state == "failed"
+    error = "the command ended with exit code 3: RuntimeError: no more"
+    assert failed.status["error"] == error
+
+
+def test_a_command_without_a_value_has_failed_and_a_changed_script_is_named(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "own.py"
+    script.write_text("import sys\nprint('val', sys.argv[1]) if sys.argv[1] == '1' else None\n")
+    text = f"command: python -S {script} {{seed}}\nmetric: 'val ([0-9.]+)'\n"
+    study = write(tmp_path, f"{text}sweep: {{grid: {{seed: [0, 1]}}}}\n")
+    out = tmp_path / "results"
+    first = typed("sweep", study, "--out", out)
+    assert first.exit_code == 3 and "changed" not in first.stderr
+    ends = {run.get("seed"): (run.state, run.status.get("error")) for run in find_runs(out)}
+    error = "no line of output.txt matches the metric 'val ([0-9.]+)'"
+    assert ends == {0: ("failed", error), 1: ("done", None)}
+    script.write_text(script.read_text().replace(" if sys.argv[1] == '1' else None", ""))
+    again = typed("sweep", study, "--out", out)
+    assert again.exit_code == 0 and str(script) in again.stderr, again.stderr
+    assert {run.state for run in find_runs(out)} == {"done"}
+
+
+def test_a_changed_output_is_found(place: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "study" / "run"
+    shutil.copytree(run_of(place, "good").path, copy)
+    with open(copy / "output.txt", "a") as file:
+        file.write("val loss 0.1\n")
+    assert "output.txt: changed" in succeed_not("verify", copy)
+
+
+def succeed_not(*words: object) -> str:
+    done = typed(*words)
+    assert done.exit_code, done.output
+    return str(done.output)
+
+
+def test_tables_and_charts_read_the_runs(place: Path, tmp_path: Path) -> None:
+    study = place / "results" / "study"
+    rows = json.loads(succeed("ls", study, "--json"))
+    assert sorted(row["state"] for row in rows) == ["diverged", "done", "failed"]
+    compared = succeed("compare", study, "--json")
+    assert "2.11" in compared
+    assert "good" in succeed("answer", study, "--to", tmp_path)
+    assert "loss_vs_step" in succeed("plot", "loss_vs_step", study, "--to", tmp_path)
+    assert deepstack.load_runs(study)["val_loss"].min() == pytest.approx(2.11)
+
+
+def test_a_repeated_sweep_runs_only_what_failed(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place, tmp_path / "copy")
+    folder = tmp_path / "copy"
+    before = run_of(folder, "good").path / "status.json"
+    status, when = before.read_bytes(), before.stat().st_mtime_ns
+    again = typed("sweep", folder / "study.yaml", "--out", folder / "results")
+    assert again.exit_code == 3
+    started = [line for line in again.stderr.splitlines() if line.startswith("running")]
+    assert len(started) == 1 and "fail" in started[0]
+    assert (before.read_bytes(), before.stat().st_mtime_ns) == (status, when)
+    aside = run_of(folder, "fail").path / "aside" / "1-output.txt"
+    assert "no more" in aside.read_text()
+
+
+def test_another_metric_reads_the_outputs_again(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place, tmp_path / "copy")
+    folder, text = tmp_path / "copy", STUDY.replace("[good, nan, fail]", "[good]")
+    words = ("--out", folder / "results", "--quiet")
+    path = write(folder, text.replace(".*val loss", ".*train loss"))
+    succeed("sweep", path, *words)
+    run = run_of(folder, "good")
+    assert run.evals["loss"].tolist() == [9, 9, 9] and problems(run.folder) == []
+    assert not (run.path / "aside").exists()  # nothing ran
+    path = write(folder, text.replace(".*val loss", ".*test loss"))
+    assert "no line of output.txt matches the metric" in refusal(2, "sweep", path, *words)
+    assert run_of(folder, "good").evals["loss"].tolist() == [9, 9, 9]
+
+
+def test_runs_at_a_time_share_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fake:
+        def __init__(self, order: dict[str, Any], gpu: str | None) -> None:
+            self.gpu, self.environment = gpu, order["environment"]
+
+        def poll(self) -> None:
+            return None
+
+    monkeypatch.setattr("deepstack.tools.own_trainer.launcher.Supervised", Fake)
+    file = load_commands(write(tmp_path))
+    launcher = CommandLauncher(2, "", gpus=["GPU-a", "GPU-b"])
+    started = [launcher.start(cell) for cell in plan_cells(file, file.study, tmp_path)]
+    seen = [one and one.environment["CUDA_VISIBLE_DEVICES"] for one in started]
+    assert seen == ["GPU-a", "GPU-b", None]
+
+
+@pytest.mark.slow
+def test_a_limit_kills_the_command_and_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepstack.sweeps.pool.GRACE_SECONDS", 1.0)
+    path = write(tmp_path, STUDY.replace("[good, nan, fail]", "[late]"))
+    path.write_text(path.read_text().replace("{seed}", "{seed} {run}"))
+    words = ("--out", tmp_path, "--run-timeout", "5")
+    done = typed("sweep", path, *words)
+    (run,) = find_runs(tmp_path)
+    assert done.exit_code == 3 and run.state == "failed"
+    assert "took longer than --run-timeout, 5 s" in run.status["error"]
+    assert "two children wait" in (run.path / "output.txt").read_text()
+    assert not [pid for pid, _ in parents() if str(run.path.resolve()) in command_line(pid)]
+
+
+def command_line(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
