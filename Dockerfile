@@ -10,6 +10,7 @@ WORKDIR /opt/deepstack
 COPY pyproject.toml README.md LICENSE ./
 COPY requirements requirements
 COPY deepstack deepstack
+COPY deepstack_lab deepstack_lab
 COPY configs configs
 RUN case "$TORCH_INDEX" in */cpu) ;; *) \
         pip install --no-cache-dir "$(grep -o '^torch==[^ ]*' requirements/run.lock)" \

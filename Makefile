@@ -1,4 +1,4 @@
-# check: linters and types · fast: tests of a minute · test: the default tests · fix: format
+# check: linters and types · fast: tests of a minute · test: all default tests · fix: format
 # bench: time per step, beside peers
 .PHONY: check fast test fix bench
 check:
@@ -6,7 +6,7 @@ check:
 fast:
 	pytest -m fast
 test:
-	pytest
+	pytest && pytest tests/lab
 fix:
 	ruff check --fix . ; ruff format .
 bench:

@@ -119,8 +119,8 @@ ROWS = (
     ),
     (
         "ends_of_the_central_90_percent", "runs",
-        "ENDS = (0.025, 0.975)", "ENDS = (0.05, 0.95)",
-        "instruments/test_coverage.py::test_the_interval_of_a_mean_is_about_students",
+        "END_QUANTILES = (0.025, 0.975)", "END_QUANTILES = (0.05, 0.95)",
+        "tools/test_coverage.py::test_the_interval_of_a_mean_is_about_students",
     ),
     (
         "residual_of_a_sum_of_squares", "tools/laws",

@@ -216,7 +216,7 @@ ROWS = (
     ),
     (
         "an_extended_run_loses_records_of_spikes", "training",
-        'due = log == LOG or (log == "layers" and at in spikes)', "due = log == LOG",
+        'due = log == SPIKES_LOG or (log == "layers" and at in spikes)', "due = log == SPIKES_LOG",
         "diagnostics/test_spikes.py"
         "::test_an_extended_run_keeps_the_record_of_a_spike_at_the_last_step_before",
     ),

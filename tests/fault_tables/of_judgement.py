@@ -96,7 +96,7 @@ ROWS = (
     (
         "a_tilde_of_a_name_is_a_space", "base",
         '"~": r"\\textasciitilde{}"', '"~": "~"',
-        "instruments/test_hostile_texts.py::test_signs_that_latex_joins_or_replaces_stay",
+        "tools/test_hostile_texts.py::test_signs_that_latex_joins_or_replaces_stay",
     ),
     (
         "an_interval_across_0_is_clear", "runs",

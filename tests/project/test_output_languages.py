@@ -1,6 +1,7 @@
 """LaTeX, BibTeX, CSV and Markdown are each written in one module; JSON is read by one function."""
 
 import ast
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from helpers import ROOT
 
 PACKAGE = ROOT / "deepstack"
+LAB = ROOT / "deepstack_lab"
 WRITERS = {
     "LaTeX": ("base/latex.py", r"\\(begin|end|text\w+|section|subsection|caption|cite|input)\*?\{"),
     "BibTeX": (
@@ -77,8 +79,8 @@ def json_readers_in(text: str) -> bool:
 
 
 def sources() -> Iterator[tuple[str, str]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield path.relative_to(PACKAGE).as_posix(), Path(path).read_text(encoding="utf-8")
+    for path in sorted([*PACKAGE.rglob("*.py"), *LAB.rglob("*.py")]):
+        yield os.path.relpath(path, PACKAGE), Path(path).read_text(encoding="utf-8")
 
 
 def test_each_language_is_written_in_one_module() -> None:

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -90,6 +91,13 @@ def test_the_packages_equal_the_list() -> None:
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert folders == {*CORE, *OUTSIDE}
     assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py"}
+
+
+def test_the_default_tests_are_all_but_those_of_the_laboratory() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    listed = project["tool"]["pytest"]["ini_options"]["testpaths"]
+    found = {path.parent.relative_to(ROOT) for path in TESTS.glob("**/test_*.py")}
+    assert {*listed, "tests/lab"} == {"/".join(path.parts[:2]) for path in found}
 
 
 def test_a_core_package_imports_only_from_those_above_it() -> None:
@@ -184,7 +192,7 @@ def test_packages_that_need_no_torch_import_none() -> None:
 
 
 def test_files_have_at_most_400_lines() -> None:
-    files = (*PACKAGE.rglob("*.py"), *TESTS.rglob("*.py"))
+    files = (*PACKAGE.rglob("*.py"), *LAB_FILES, *TESTS.rglob("*.py"))
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
     assert {path: length for path, length in lengths.items() if length > 400} == {}
 
