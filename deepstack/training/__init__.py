@@ -1,4 +1,4 @@
-"""Training: preflight, run and loop, with checkpoints, optimizers and the external probe."""
+"""Training: a run is planned, claims its folder, and loops; with checkpoints and optimizers."""
 
 from deepstack.training.environment import bf16_support as bf16_support
 from deepstack.training.environment import choose_device as choose_device
@@ -10,11 +10,8 @@ from deepstack.training.environment import usual_torch_modes as usual_torch_mode
 from deepstack.training.evaluation import Evaluation as Evaluation
 from deepstack.training.evaluation import mean_loss as mean_loss
 from deepstack.training.evaluation import to_device as to_device
-from deepstack.training.extension import Parent as Parent
-from deepstack.training.extension import parent_of as parent_of
 from deepstack.training.folders import choose_folder as choose_folder
 from deepstack.training.folders import refuse_missing_plugins as refuse_missing_plugins
-from deepstack.training.folders import run_name as run_name
 from deepstack.training.observer import Observer as Observer
 from deepstack.training.observer import PlainLines as PlainLines
 from deepstack.training.observer import Row as Row
@@ -23,7 +20,11 @@ from deepstack.training.observer import observer as observer
 from deepstack.training.optimizer import make_optimizer as make_optimizer
 from deepstack.training.optimizers import Optimizer as Optimizer
 from deepstack.training.outcome import is_out_of_memory as is_out_of_memory
-from deepstack.training.preflight import refuse_cut_settings as refuse_cut_settings
+from deepstack.training.parts.extension import Parent as Parent
+from deepstack.training.parts.extension import parent_of as parent_of
+from deepstack.training.parts.ranks import refuse_cut_settings as refuse_cut_settings
+from deepstack.training.plan import RunPlan as RunPlan
+from deepstack.training.plan import run_name as run_name
 from deepstack.training.resources import memory_limit as memory_limit
 from deepstack.training.resources import memory_needed as memory_needed
 from deepstack.training.resources import peak_memory_mb as peak_memory_mb

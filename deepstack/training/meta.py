@@ -13,16 +13,16 @@ from deepstack import config as conf
 from deepstack.base import plugins
 from deepstack.config.instruments import specs
 from deepstack.diagnostics import describe, token_distance
-from deepstack.model import flops_of, option_defaults
+from deepstack.model import option_defaults
 from deepstack.model.build import Built
 from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS
 from deepstack.records.given_plugins import keep_copies
 from deepstack.runs.spikes import LOG
 from deepstack.schemes import NORMS, SCHEMES, stack_positions
+from deepstack.training.claim import Prepared
 from deepstack.training.environment import environment_changes, git_state
 from deepstack.training.evaluation import Evaluation
 from deepstack.training.optimizers import OPTIMIZERS
-from deepstack.training.preflight import Prepared
 
 Columns = Mapping[str, tuple[str, str, str]]
 """Name of a column -> its symbol, unit and description."""
@@ -83,19 +83,19 @@ def meta_of(
     before: meta.json of the run before it was resumed, whose time and commit stay; empty for a new
         run; of a run that extends another one, `extends` and the environment of that.
     """
-    task, config, parameters = prepared.task, prepared.config, built.banks.count()
-    flops, times = flops_of(config, task), task.times_read(config)
+    plan, parameters = prepared.plan, built.banks.count()
+    task, flops, times = plan.task, plan.flops, plan.times_read
     now = {
         "command": prepared.command,
         "created": utc_now(),
         "environment": prepared.environment,
         "git": git_state(),
-        "seed": config.seed,
+        "seed": plan.config.seed,
         "parameters": parameters | {"total": sum(parameters.values())},
         "flops": {"step": flops.step, "with_probe": flops.total, **flops._asdict()},
         "data": task.data | ({} if times is None else {"times_read": times}),
         "validation": evaluation.record,
-        **({"start": prepared.start.record()} if prepared.start else {}),
+        **{key: value for part in plan.parts for key, value in part.facts().items()},
         "references": evaluation.references,
         "plugins": [{"file": f, "sha256": p.sha256} for f, p in sorted(plugins.LOADED.items())],
     }
@@ -135,7 +135,7 @@ def columns_of(
     The result has the default options of scheme and task, so that a chart names those that were
     set, and under below_fp32_resolution `steps_below_resolution`, unless no role has such steps.
     """
-    config, task = prepared.config, prepared.task
+    config, task = prepared.plan.config, prepared.plan.task
     validation = VALIDATION_COLUMNS | (GUESS_COLUMN if task.guess else {})
     scheme = SCHEMES[config.model.scheme]
     described: dict[str, dict[str, tuple[str, str, str]]] = {"columns": {}}

@@ -39,13 +39,15 @@ def peak_memory_mb(device: torch.device) -> float:
     return peak / (1e6 if sys.platform == "darwin" else 1e3)  # macOS counts bytes
 
 
-def refuse_full_disk(config: conf.Config, folder: RunFolder, vocab_size: int) -> None:
-    """Raise ResourceError when the files of the run will not fit on the disk."""
-    _, needed = conf.disk_estimate(config, vocab_size)
+def refuse_full_disk(folder: RunFolder, needed: int, train: conf.Train) -> None:
+    """Raise ResourceError when the files of the run will not fit on the disk.
+
+    needed: their estimated bytes.
+    """
     there = sum(path.stat().st_size for path in folder.path.rglob("*") if path.is_file())
     free = shutil.disk_usage(folder.path).free
     if needed > free + there:
-        count = conf.count_kept(config.train)
+        count = conf.count_kept(train)
         kept = f" with {count} weights of train.keep_weights" if count else ""
         raise ResourceError(
             f"{folder.path}: the run needs about {needed / 1e6:,.1f} MB on the disk while it is "

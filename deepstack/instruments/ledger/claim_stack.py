@@ -20,7 +20,7 @@ from deepstack.model import build_model
 from deepstack.model.banks import Bank
 from deepstack.tasks import task_of
 from deepstack.training import make_optimizer, mean_loss, to_device
-from deepstack.training.penalty import SpectralPenalty
+from deepstack.training.parts.penalty import SpectralPenalty
 from deepstack.training.schedule import learning_rate
 
 KEYS = {key.split(".", 1)[-1].replace(".", "_"): key for key in values(Config())}
