@@ -24,9 +24,9 @@ from deepstack.training.parts.extension import Parent as Parent
 from deepstack.training.parts.extension import parent_of as parent_of
 from deepstack.training.parts.ranks import refuse_cut_settings as refuse_cut_settings
 from deepstack.training.plan import RunPlan as RunPlan
+from deepstack.training.plan import memory_needed as memory_needed
 from deepstack.training.plan import run_name as run_name
 from deepstack.training.resources import memory_limit as memory_limit
-from deepstack.training.resources import memory_needed as memory_needed
 from deepstack.training.resources import peak_memory_mb as peak_memory_mb
 from deepstack.training.resume import Trained as Trained
 from deepstack.training.resume import load_trained as load_trained

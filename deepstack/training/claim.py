@@ -102,10 +102,10 @@ def prepare(
             log_file: Observer = LogFile(folder)
             observer = Observers(observer, log_file, *trackers, *registered)
             if saves:
-                refuse_full_disk(folder, plan.disk[1], config.train)
+                refuse_full_disk(plan, folder)
         else:
             observer = log_file = Observer()
-        notices = memory_notices(config, plan.device, plan.task) if ranks.size == 1 else []
+        notices = memory_notices(plan) if ranks.size == 1 else []
         is_new = not folder.exists()
         record = plan.origin if plan.origin and is_new else folder
         recorded = record.read_meta().get("environment")
@@ -113,7 +113,7 @@ def prepare(
         threads = threads_of_run(config, reserved, paths)
         torch.set_num_threads(threads_of_operations(config, threads, paths))
         executor = plan.executor_notice(paths, recorded)
-        environment = environment_of(config, plan.device, threads, paths, ranks)
+        environment = environment_of(plan, threads, paths)
         notices += ranks.from_rank0(
             lambda: environment_notices(record, environment, allow_env_change, executor)
         )

@@ -24,9 +24,9 @@ from deepstack.fast.distributed import (
     ALONE,
     RankGroup,
     local_rank,
-    parallelism,
     started_by_torchrun,
 )
+from deepstack.training.plan import RunPlan
 
 # Below this many multiplications in the largest product of a layer, a second thread costs more
 # time than it saves (measured on two cores; see choose_threads).
@@ -176,19 +176,14 @@ def usual_torch_modes() -> Iterator[None]:
         yield
 
 
-def environment_of(
-    config: conf.Config,
-    device: torch.device,
-    threads: int,
-    paths: FastPaths,
-    ranks: RankGroup,
-) -> dict[str, Any]:
+def environment_of(plan: RunPlan, threads: int, paths: FastPaths) -> dict[str, Any]:
     """Return the environment of a run as meta.json records it: `environment_changes` compares two.
 
     threads: of the run.
 
     Call it within `torch_settings`: the fingerprint depends on the number of threads.
     """
+    config, device = plan.config, plan.device
     on_gpu = device.type == "cuda"
     without = {"recompute_every"}  # the same numbers
     without |= {name for name in ("products", "executor") if getattr(paths, name) in ("mkl", "")}
@@ -200,8 +195,8 @@ def environment_of(
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": threads_of_operations(config, threads, paths),
         "deterministic": config.runtime.deterministic,
-        "processes": ranks.size,
-        "parallel": parallelism(config, ranks),
+        "processes": plan.ranks.size,
+        "parallel": plan.parallel,
         **{name: value for name, value in asdict(paths).items() if name not in without},
         **({"triton": triton_version()} if on_gpu and paths.fused else {}),
     }

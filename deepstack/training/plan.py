@@ -25,6 +25,7 @@ from deepstack.model import (
     Transformer,
     build_model,
     check_scheme,
+    extra_memory,
     flops_of,
     shallow,
     with_defaults,
@@ -34,7 +35,6 @@ from deepstack.model.build import Built
 from deepstack.records import RunFolder
 from deepstack.tasks import Task
 from deepstack.training.evaluation import Evaluation
-from deepstack.training.resources import memory_needed
 
 CPU = torch.device("cpu")
 Weights = Callable[[], dict[str, dict[str, Tensor]]]
@@ -206,3 +206,9 @@ class RunPlan:
 def run_name(config: conf.Config) -> str:
     """Return the name of a run's folder, with or without default options in the config."""
     return conf.run_name(without_defaults(config))
+
+
+def memory_needed(config: conf.Config, task: Task) -> int:
+    """Return the estimated bytes of memory of a run."""
+    vocab_size, data, target_len = task.vocab_size, task.memory, task.target_len
+    return conf.memory_estimate(config, vocab_size, extra_memory(config), data, target_len)
