@@ -2,7 +2,6 @@
 
 from deepstack.training.environment import bf16_support as bf16_support
 from deepstack.training.environment import choose_device as choose_device
-from deepstack.training.environment import choose_threads as choose_threads
 from deepstack.training.environment import cpu as cpu
 from deepstack.training.environment import device_is_here as device_is_here
 from deepstack.training.environment import torch_settings as torch_settings
@@ -33,5 +32,6 @@ from deepstack.training.resume import load_trained as load_trained
 from deepstack.training.run import train as train
 from deepstack.training.schedules import AfterWarmup as AfterWarmup
 from deepstack.training.schedules import Schedule as Schedule
+from deepstack.training.threads import choose_threads as choose_threads
 from deepstack.training.timing import temporary_run as temporary_run
 from deepstack.training.timing import timed_steps as timed_steps

@@ -15,8 +15,6 @@ from deepstack.runs.trackers import live_logs
 from deepstack.training.environment import (
     environment_changes,
     environment_of,
-    threads_of_operations,
-    threads_of_run,
     torch_settings,
 )
 from deepstack.training.folders import locked_folder
@@ -93,7 +91,7 @@ def prepare(
     plan, folder, ranks = claimed.plan, claimed.folder, claimed.plan.ranks
     config = plan.config
     with (
-        torch_settings(config, plan.device, ranks) as reserved,
+        torch_settings(config, plan.device, ranks),
         ExitStack() as logs,
     ):
         if ranks.is_rank0:
@@ -110,10 +108,9 @@ def prepare(
         record = plan.origin if plan.origin and is_new else folder
         recorded = record.read_meta().get("environment")
         paths = plan.fast_paths(observer.notify, recorded)
-        threads = threads_of_run(config, reserved, paths)
-        torch.set_num_threads(threads_of_operations(config, threads, paths))
+        torch.set_num_threads(plan.threads.of_operation(paths))
         executor = plan.executor_notice(paths, recorded)
-        environment = environment_of(plan, threads, paths)
+        environment = environment_of(plan, paths)
         notices += ranks.from_rank0(
             lambda: environment_notices(record, environment, allow_env_change, executor)
         )
@@ -127,7 +124,7 @@ def prepare(
             log_file.notify(line)
         yield Prepared(
             **vars(claimed),
-            threads=threads,
+            threads=plan.threads.of_run(paths),
             paths=paths,
             environment=environment,
             observer=observer,

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from deepstack import config as conf
 from deepstack.base import plugins
 from deepstack.config.instruments import specs
 from deepstack.diagnostics import describe, token_distance
@@ -23,6 +22,7 @@ from deepstack.training.claim import Prepared
 from deepstack.training.environment import environment_changes, git_state
 from deepstack.training.evaluation import Evaluation
 from deepstack.training.optimizers import OPTIMIZERS
+from deepstack.training.plan import RunPlan
 
 Columns = Mapping[str, tuple[str, str, str]]
 """Name of a column -> its symbol, unit and description."""
@@ -145,7 +145,7 @@ def columns_of(
     others = described.pop("columns")
     others |= logs.get(LOG, {})
     evals = {**validation, **evaluation.answer_columns}
-    coarse = steps_below_resolution(config, built)
+    coarse = steps_below_resolution(prepared.plan, built)
     return {
         "columns": entries({**STEPS_COLUMNS, **evals, **TIMING_COLUMNS, **COMPUTE, **others}),
         "layers": entries(describe()),
@@ -169,7 +169,7 @@ def columns_of(
     }
 
 
-def steps_below_resolution(config: conf.Config, built: Built) -> dict[str, int]:
+def steps_below_resolution(plan: RunPlan, built: Built) -> dict[str, int]:
     """Return for each role how many first steps move a parameter of 1 by less than fp32 resolves.
 
     Counts roles that start at 1, such as gains of norms, where lr(t) times the role's factor is
@@ -177,8 +177,8 @@ def steps_below_resolution(config: conf.Config, built: Built) -> dict[str, int]:
     Adam, has about that size.  The size of an SGD step depends on the gradient: the result is
     empty.
     """
-    train, counts = config.train, {}
-    for bank in built.trained if OPTIMIZERS.of(config).adaptive else ():
+    train, counts = plan.config.train, {}
+    for bank in built.trained if OPTIMIZERS.of(plan.config).adaptive else ():
         role = bank.roles[0]
         rate = train.lr * train.lr_factor(role) * built.optim(role).lr  # reached after the warm-up
         steps = train.steps

@@ -35,6 +35,7 @@ from deepstack.model.build import Built
 from deepstack.records import RunFolder
 from deepstack.tasks import Task
 from deepstack.training.evaluation import Evaluation
+from deepstack.training.threads import ThreadRule, thread_rule
 
 CPU = torch.device("cpu")
 Weights = Callable[[], dict[str, dict[str, Tensor]]]
@@ -130,7 +131,11 @@ class RunPlan:
     @cached_property
     def memory(self) -> int:
         """The estimated bytes of memory."""
-        return memory_needed(self.config, self.task)
+        config, task = self.config, self.task
+        by_scheme = extra_memory(config)
+        return conf.memory_estimate(
+            config, task.vocab_size, by_scheme, task.memory, task.target_len
+        )
 
     @cached_property
     def disk(self) -> tuple[int, int]:
@@ -151,6 +156,11 @@ class RunPlan:
     def reading(self) -> str:
         """How often the run reads its text, in words; empty for data without an end."""
         return conf.reading_text([self.times_read]) if self.times_read else ""
+
+    @cached_property
+    def threads(self) -> ThreadRule:
+        """The rule of the CPU threads."""
+        return thread_rule(self.config, self.ranks, on_gpu=self.device.type == "cuda")
 
     @property
     def parallel(self) -> str | None:
@@ -210,5 +220,4 @@ def run_name(config: conf.Config) -> str:
 
 def memory_needed(config: conf.Config, task: Task) -> int:
     """Return the estimated bytes of memory of a run."""
-    vocab_size, data, target_len = task.vocab_size, task.memory, task.target_len
-    return conf.memory_estimate(config, vocab_size, extra_memory(config), data, target_len)
+    return RunPlan(config, task).memory
