@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -84,8 +85,8 @@ def measure_records(name: str, rounds: int) -> None:
         runs = open_runs(name, ("native", "false"), resources, "log.layers_every=100000")
 
         def record(run: TrainingRun) -> float:
-            run.snapshots.prepare(0)
-            return seconds(lambda: run.snapshots.take(0))
+            run.state.snapshots.prepare(0)
+            return seconds(lambda: run.state.snapshots.take(0))
 
         first, *times = [[record(run) for run in runs] for _ in range(rounds + 1)]
         native, eager = map(list, zip(*times, strict=True))
@@ -112,15 +113,14 @@ def measure(name: str, rounds: int, kernels: Kernels) -> None:
         line(f"step, {name}", native, python, calls)
         line("  first step, recording included", first[:1], first[1:])
         if not shape:
-            pairs = [
-                [
-                    seconds(lambda run=run: run.evaluation.measure(run.model, run.forward))
-                    for run in runs
-                ]
-                for _ in range(3)
-            ][1:]
+            pairs = [[seconds(partial(evaluate, run)) for run in runs] for _ in range(3)][1:]
             native, python = map(list, zip(*pairs, strict=True))
             line("  one evaluation of 32 batches", native, python)
+
+
+def evaluate(run: TrainingRun) -> None:
+    """Measure the validation loss of a run."""
+    run.evaluation.measure(run.state.built.model, run.forward)
 
 
 def measure_threads(name: str, rounds: int, threads: int) -> None:

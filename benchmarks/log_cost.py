@@ -66,7 +66,7 @@ def measure(depth: int, d_model: int, steps: int, clock: Clock, out: Path | None
         began = time.perf_counter()
         run.save(steps)
         saving = time.perf_counter() - began
-        saved = run.folder.checkpoint_path(steps)
+        saved = run.prepared.folder.checkpoint_path(steps)
         size_mb = sum(path.stat().st_size for path in saved.iterdir()) / 1e6
     # The first step touches all of its memory for the first time.
     step_s, log_s = statistics.median(every[1:]), statistics.median(logs[1:])

@@ -37,7 +37,7 @@ def main() -> None:
             measured.loss.item()  # waits for a GPU
             clocks.append((time.perf_counter(), time.process_time()))
             run.record(step, measured)
-            run.snapshots.take(step)
+            run.state.snapshots.take(step)
             clocks.append((time.perf_counter(), time.process_time()))
             times = [1e3 * (b[k] - a[k]) for k in (0, 1) for a, b in pairwise(clocks)]
             print("".join(f"{value:14.0f}" for value in times), flush=True)

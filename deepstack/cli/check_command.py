@@ -1,5 +1,6 @@
 """The command `deepstack check CONFIG`."""
 
+from dataclasses import replace
 from typing import Any
 
 from deepstack import config as conf
@@ -38,42 +39,34 @@ def check_command(
 
 def facts_of(settings: Config) -> dict[str, Any]:
     """Return the facts that a config determines, as name -> value."""
-    import torch
-
-    from deepstack.diagnostics import check_instruments
-    from deepstack.fast import executor_notice, fast_paths_of
-    from deepstack.fast.distributed import ALONE
-    from deepstack.model import build_model, check_scheme, flops_of, tokens_per_step, with_steps
+    from deepstack.model import build_model, tokens_per_step, with_steps
     from deepstack.schemes import stack_schemes
     from deepstack.tasks import task_of
     from deepstack.training import (
-        Evaluation,
+        RunPlan,
         bf16_support,
         choose_device,
         device_is_here,
         memory_limit,
-        memory_needed,
         refuse_cut_settings,
-        run_name,
     )
 
     settings = with_steps(settings)
     model = settings.model
     task = task_of(settings)
-    times, evaluation = task.times_read(settings), Evaluation(task, settings, torch.device("cpu"))
+    plan = RunPlan(settings, task)
+    evaluation = plan.evaluation()
     counts = build_model(settings, vocab_size=task.vocab_size, device="meta").banks.count()
-    check_scheme(settings)
-    check_instruments(settings.log)
-    refuse_cut_settings(settings, ALONE)
-    memory = memory_needed(settings, task)
-    flops = flops_of(settings, task)
-    final, disk = conf.disk_estimate(settings, task.vocab_size)
+    plan.check()
+    refuse_cut_settings(settings, plan.ranks)
+    flops = plan.flops
+    final, disk = plan.disk
     device = choose_device(settings.runtime) if device_is_here(settings.runtime) else None
     where = "GPU" if device is not None and device.type == "cuda" else "machine"
     limit = conf.machine_memory() if device is None else memory_limit(device)
     every = conf.recompute_every(settings)
-    paths = fast_paths_of(settings, device) if device is not None else None
-    executor = executor_notice(settings, paths) if paths is not None else []
+    here = replace(plan, device=device) if device is not None else None
+    executor = here.executor_notice(here.fast_paths()) if here else []
     schemes = stack_schemes(settings)
     coefficients: dict[str, Any] = {}
     for side, scheme in schemes.items():
@@ -84,7 +77,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
     first = next(iter(schemes.values())).scheme_class
     half = settings.train.precision == "bf16"
     return {
-        "run": run_name(settings),
+        "run": plan.name,
         "scheme": f"{first.label}: {first.equation}",
         "family": model.family,
         **coefficients,
@@ -95,7 +88,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
         "FLOPs a step with the probe": flops.total,
         "FLOPs of the training": settings.train.steps * flops.step,
         "data": task.data.get("name"),
-        **({"reading": conf.reading_text([times])} if times else {}),
+        **({"reading": plan.reading} if plan.reading else {}),
         **{f"validation {name}": number for name, number in evaluation.record.items()},
         **{name.replace("_", " "): value for name, value in evaluation.references.items()},
         **{f"parameters {role}": number for role, number in counts.items()},
@@ -103,7 +96,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
         **({"bf16": bf16_support(device)} if half and device is not None else {}),
         **({"replay": executor[0]} if executor else {}),
         **({"layers computed twice, at once": every} if every else {}),
-        "memory estimate (MB)": round(memory / 1e6),
+        "memory estimate (MB)": round(plan.memory / 1e6),
         f"memory of this {where} (MB)": round(limit / 1e6),
         "disk while it is trained (MB)": round(disk / 1e6, 1),
         "disk when it is done (MB)": round(final / 1e6, 1),

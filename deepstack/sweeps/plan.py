@@ -22,7 +22,6 @@ from deepstack.fast import fast_paths_of
 from deepstack.model import (
     build_model,
     extra_memory,
-    flops_of,
     with_defaults,
     with_steps,
     without_defaults,
@@ -30,11 +29,11 @@ from deepstack.model import (
 from deepstack.records import ENDED, Run, RunFolder
 from deepstack.tasks import Task, task_of
 from deepstack.training import (
+    RunPlan,
     choose_device,
     choose_folder,
     choose_threads,
     device_is_here,
-    memory_needed,
     refuse_missing_plugins,
     run_name,
     timed_steps,
@@ -203,19 +202,18 @@ def plan(
     used_names: set[str] = set()
     for config, combination in _cells(as_study(base, grid), cache):
         with named_in_errors(combination):
-            task = cache.task(config)
-            parameters = cache.parameters(config, task.vocab_size)
+            run = RunPlan(config, cache.task(config), out / study)
+            parameters = cache.parameters(config, run.task.vocab_size)
         try:
-            refuse_missing_plugins(config, out / study)
-            folder = choose_folder(config, out / study, task, used_names)
+            refuse_missing_plugins(config, run.study)
+            folder = choose_folder(run, used_names)
             state = Run(folder.path).state if folder.exists() else "new"
         except ResourceError:
-            folder, state = RunFolder(out / study / run_name(config)), "damaged"
+            folder, state = RunFolder(run.study / run.name), "damaged"
         used_names.add(folder.name)
-        memory = memory_needed(config, task)
-        flops = config.train.steps * flops_of(config, task).step
+        flops = config.train.steps * run.flops.step
         values, overridden = combination.values, combination.overridden
-        cells.append(Cell(config, folder, state, parameters, memory, values, overridden, flops))
+        cells.append(Cell(config, folder, state, parameters, run.memory, values, overridden, flops))
     return sorted(cells, key=lambda cell: (cell.flops, cell.parameters))
 
 

@@ -1,22 +1,17 @@
-"""Training: preflight, run and loop, with checkpoints, optimizers and the external probe."""
+"""Training: a run is planned, claims its folder, and loops; with checkpoints and optimizers."""
 
 from deepstack.training.environment import bf16_support as bf16_support
 from deepstack.training.environment import choose_device as choose_device
-from deepstack.training.environment import choose_threads as choose_threads
 from deepstack.training.environment import cpu as cpu
 from deepstack.training.environment import device_is_here as device_is_here
 from deepstack.training.environment import git_state as git_state
 from deepstack.training.environment import torch_settings as torch_settings
 from deepstack.training.environment import usual_torch_modes as usual_torch_modes
 from deepstack.training.environment import versions as versions
-from deepstack.training.evaluation import Evaluation as Evaluation
 from deepstack.training.evaluation import mean_loss as mean_loss
 from deepstack.training.evaluation import to_device as to_device
-from deepstack.training.extension import Parent as Parent
-from deepstack.training.extension import parent_of as parent_of
 from deepstack.training.folders import choose_folder as choose_folder
 from deepstack.training.folders import refuse_missing_plugins as refuse_missing_plugins
-from deepstack.training.folders import run_name as run_name
 from deepstack.training.meta import column_entries as column_entries
 from deepstack.training.meta import f0_norm as f0_norm
 from deepstack.training.meta import utc_now as utc_now
@@ -31,14 +26,18 @@ from deepstack.training.optimizer import make_optimizer as make_optimizer
 from deepstack.training.optimizers import Optimizer as Optimizer
 from deepstack.training.optimizers import RuleOptimizer as RuleOptimizer
 from deepstack.training.outcome import is_out_of_memory as is_out_of_memory
-from deepstack.training.penalty import SpectralPenalty as SpectralPenalty
-from deepstack.training.preflight import refuse_cut_settings as refuse_cut_settings
+from deepstack.training.parts.extension import Parent as Parent
+from deepstack.training.parts.extension import parent_of as parent_of
+from deepstack.training.parts.penalty import SpectralPenalty as SpectralPenalty
+from deepstack.training.parts.ranks import refuse_cut_settings as refuse_cut_settings
+from deepstack.training.plan import RunPlan as RunPlan
+from deepstack.training.plan import memory_needed as memory_needed
+from deepstack.training.plan import run_name as run_name
 from deepstack.training.recorder import Divergence as Divergence
 from deepstack.training.recorder import Recorder as Recorder
 from deepstack.training.recorder import open_logs as open_logs
 from deepstack.training.recorder import sync_logs as sync_logs
 from deepstack.training.resources import memory_limit as memory_limit
-from deepstack.training.resources import memory_needed as memory_needed
 from deepstack.training.resources import peak_memory_mb as peak_memory_mb
 from deepstack.training.resume import Trained as Trained
 from deepstack.training.resume import load_trained as load_trained
@@ -49,5 +48,6 @@ from deepstack.training.schedule import learning_rate as learning_rate
 from deepstack.training.schedules import AfterWarmup as AfterWarmup
 from deepstack.training.schedules import Schedule as Schedule
 from deepstack.training.snapshot_writer import LayerRecords as LayerRecords
+from deepstack.training.threads import choose_threads as choose_threads
 from deepstack.training.timing import temporary_run as temporary_run
 from deepstack.training.timing import timed_steps as timed_steps

@@ -24,15 +24,10 @@ from deepstack.fast.distributed import (
     ALONE,
     RankGroup,
     local_rank,
-    parallelism,
     started_by_torchrun,
 )
-
-# Below this many multiplications in the largest product of a layer, a second thread costs more
-# time than it saves (measured on two cores; see choose_threads).
-SMALL_PRODUCT = 2**27
-# Tokens of a batch below which a further thread of C++ kernels waits longer than it computes.
-ROWS_OF_THREAD = 64
+from deepstack.training.plan import RunPlan
+from deepstack.training.threads import thread_rule
 
 
 def choose_device(runtime: conf.Runtime) -> torch.device:
@@ -64,60 +59,6 @@ def device_is_here(runtime: conf.Runtime) -> bool:
     return runtime.device != "cuda" or torch.cuda.is_available()
 
 
-def choose_threads(config: conf.Config, ranks: RankGroup = ALONE, *, on_gpu: bool = False) -> int:
-    """Return the CPU threads that a run reserves: the configured number, else 1 for small matrices.
-
-    Torch is several times faster by one thread than by two for narrow models on a busy machine.
-    Ranks on one host divide its cores.  Shards of a batch are independent: each takes a thread.
-    A run on a GPU takes one, whatever its width: the products are the GPU's.
-    """
-    if isinstance(config.runtime.threads, int):
-        return config.runtime.threads
-    if on_gpu:
-        return 1
-    if config.train.shards > 1:
-        return min(config.train.shards, conf.cores())
-    return 1 if is_small(config, ranks) else max(1, conf.cores() // ranks.on_host)
-
-
-def tokens_at_once(config: conf.Config, ranks: RankGroup = ALONE) -> float:
-    """Return the tokens of a rank's part of a micro-batch."""
-    sequences = config.train.batch_size / ranks.size / config.train.micro_batches
-    return sequences * config.task.seq_len
-
-
-def is_small(config: conf.Config, ranks: RankGroup = ALONE) -> bool:
-    """Return whether the largest product of a layer is small for a thread of torch."""
-    width = config.model.d_model * conf.width_inside(config)
-    return tokens_at_once(config, ranks) * width < SMALL_PRODUCT
-
-
-def threads_of_run(config: conf.Config, threads: int, paths: FastPaths) -> int:
-    """Return the CPU threads of a run on these fast paths.
-
-    C++ kernels divide small operations too, between all cores by default, at most OMP_NUM_THREADS
-    and one for every ROWS_OF_THREAD tokens.  Their numbers do not depend on the threads.
-
-    threads: reserved, see `choose_threads`.
-    """
-    if not paths.executor or config.runtime.threads != "auto" or threads > 1:
-        return threads
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    limit = int(given) if given.isdecimal() else conf.cores()
-    return max(1, min(limit, conf.cores(), int(tokens_at_once(config)) // ROWS_OF_THREAD))
-
-
-def threads_of_operations(config: conf.Config, threads: int, paths: FastPaths | None = None) -> int:
-    """Return the CPU threads of one operation of torch, on which numbers may depend.
-
-    One, if threads run shards of a batch, or C++ kernels run all operations that are not small.
-
-    threads: of the run.
-    """
-    by_kernels = paths is not None and bool(paths.executor) and is_small(config)
-    return 1 if config.train.shards > 1 or by_kernels else threads
-
-
 def use_deterministic(on: bool, device: torch.device) -> None:
     """Allow deterministic kernels only, or all.
 
@@ -136,7 +77,7 @@ def torch_settings(
 ) -> Iterator[int]:
     """Set threads and determinism for a run, yield its threads, and restore both afterwards."""
     on_gpu = device.type == "cuda"
-    threads, before = choose_threads(config, ranks, on_gpu=on_gpu), torch.get_num_threads()
+    rule, before = thread_rule(config, ranks, on_gpu=on_gpu), torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     memory: Any = torch.utils.deterministic  # a module whose setting is created at import
     fill = memory.fill_uninitialized_memory
@@ -145,11 +86,11 @@ def torch_settings(
         torch.cuda.init()
         torch.cuda.reset_peak_memory_stats(device)  # the peak of this run, not of an earlier one
     try:
-        torch.set_num_threads(threads_of_operations(config, threads))
+        torch.set_num_threads(rule.of_operation())
         use_deterministic(config.runtime.deterministic, device)
         # Filling fresh memory guards against reading it; the stack never does, and it costs time.
         memory.fill_uninitialized_memory = False
-        yield threads
+        yield rule.reserved
     finally:
         torch.set_num_threads(before)
         use_deterministic(deterministic, device)
@@ -176,19 +117,14 @@ def usual_torch_modes() -> Iterator[None]:
         yield
 
 
-def environment_of(
-    config: conf.Config,
-    device: torch.device,
-    threads: int,
-    paths: FastPaths,
-    ranks: RankGroup,
-) -> dict[str, Any]:
+def environment_of(plan: RunPlan, paths: FastPaths) -> dict[str, Any]:
     """Return the environment of a run as meta.json records it: `environment_changes` compares two.
 
-    threads: of the run.
+    paths: the fast paths of the run.
 
     Call it within `torch_settings`: the fingerprint depends on the number of threads.
     """
+    config, device = plan.config, plan.device
     on_gpu = device.type == "cuda"
     without = {"recompute_every"}  # the same numbers
     without |= {name for name in ("products", "executor") if getattr(paths, name) in ("mkl", "")}
@@ -198,10 +134,10 @@ def environment_of(
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "fingerprint": fingerprint(device, config.train.precision == "bf16"),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": threads_of_operations(config, threads, paths),
+        "threads": plan.threads.of_operation(paths),
         "deterministic": config.runtime.deterministic,
-        "processes": ranks.size,
-        "parallel": parallelism(config, ranks),
+        "processes": plan.ranks.size,
+        "parallel": plan.parallel,
         **{name: value for name, value in asdict(paths).items() if name not in without},
         **({"triton": triton_version()} if on_gpu and paths.fused else {}),
     }

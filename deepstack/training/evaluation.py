@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,9 +18,6 @@ from deepstack.model import Transformer
 from deepstack.model.loss import mean_loss as mean_loss
 from deepstack.records import EVALS_COLUMNS
 from deepstack.tasks import IGNORE, PIECE, Batch, Task
-
-if TYPE_CHECKING:
-    from deepstack.training.preflight import Prepared
 
 
 def to_device(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -103,13 +99,6 @@ class Evaluation:
         self.rows = min(rows, max(1, conf.MOST_LOGITS // logits))
         groups = [slice(i, i + group) for i in range(0, count, group)]
         self.batches = [joined.rows(rows) for rows in groups]
-
-    @classmethod
-    def of_run(cls, prepared: Prepared) -> Evaluation:
-        """Return the evaluation of a run; one that resumes or extends keeps its number."""
-        recorded = prepared.ranks.from_rank0(prepared.folder.read_meta).get("validation", {})
-        sequences = recorded.get("sequences")
-        return cls(prepared.task, prepared.config, prepared.device, sequences)
 
     def measure(
         self, model: Transformer, forward: Callable[[Tensor], Tensor]

@@ -9,33 +9,31 @@ from tempfile import TemporaryDirectory
 
 from deepstack import config as conf
 from deepstack.base.errors import ConfigError, PluginError, ResourceError
-from deepstack.fast.distributed import RankGroup
 from deepstack.model import without_defaults
 from deepstack.records import ENDED, RunFolder, suggest_removal
 from deepstack.records.given_plugins import require_recorded
 from deepstack.records.opened import followed
-from deepstack.tasks import Task
-from deepstack.training.extension import Parent, inexact_extension
-from deepstack.training.start import changed_source
+from deepstack.training.parts.extension import inexact_extension
+from deepstack.training.parts.start import changed_source
+from deepstack.training.plan import RunPlan, run_name
 
 # System errors of a disk that cannot be written to.
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOENT)
 
 
 @contextmanager
-def locked_folder(
-    config: conf.Config, study: Path, task: Task, ranks: RankGroup, parent: Parent | None
-) -> Iterator[tuple[Path, RunFolder, str | None]]:
+def locked_folder(plan: RunPlan) -> Iterator[tuple[Path, RunFolder, str | None]]:
     """Yield the path of the run, the folder to write to, and the state of the run.
 
     Rank 0 locks the run's folder until the end of the block.  Other ranks need not even see its
     disk: they write to a temporary folder, which nobody reads.
     """
+    study, ranks = plan.study, plan.ranks
     with ExitStack() as stack:
 
         def lock() -> list[str | None]:
             refuse_foreign_link(study)
-            folder = choose_folder(config, study, task, parent=parent)
+            folder = choose_folder(plan)
             try:
                 stack.enter_context(folder.lock())
             except ResourceError as error:
@@ -69,11 +67,6 @@ def refuse_foreign_link(study: Path) -> None:
         raise ResourceError(f"{study} is {why}; nothing is written there")
 
 
-def run_name(config: conf.Config) -> str:
-    """Return the name of a run's folder, with or without default options in the config."""
-    return conf.run_name(without_defaults(config))
-
-
 def refuse_missing_plugins(config: conf.Config, study: Path) -> None:
     """Raise PluginError if this configuration was trained here with a plugin that is not loaded."""
     for folder in same_runs(study, config):
@@ -84,27 +77,19 @@ def refuse_missing_plugins(config: conf.Config, study: Path) -> None:
             raise PluginError(f"{error}, {how}") from None
 
 
-def choose_folder(
-    config: conf.Config,
-    study: Path,
-    task: Task,
-    taken: Collection[str] = (),
-    parent: Parent | None = None,
-) -> RunFolder:
+def choose_folder(plan: RunPlan, taken: Collection[str] = ()) -> RunFolder:
     """Return the folder where this run was trained before, else the first free one.
 
     taken: names reserved for other runs.
-    parent: the run from which this one begins.
 
     Raises ConfigError if the run could resume, but its data have changed; a run that has ended
     stays, and a new one starts beside it.
     """
-    extends = parent.extends if parent else {}
-    for folder in same_runs(study, config):
+    for folder in same_runs(plan.study, plan.config):
         meta = folder.read_meta()
-        if inexact_extension(meta.get("extends")) != inexact_extension(extends):
+        if inexact_extension(meta.get("extends")) != inexact_extension(plan.extends):
             continue
-        if not (changed := changed_source(meta, task.data, config)):
+        if not (changed := changed_source(meta, plan)):
             return folder
         if folder.checkpoints() and folder.read_status().get("state") not in ENDED:
             is_kept_elsewhere = changed.key in ("task.path", "model.start")
@@ -114,7 +99,7 @@ def choose_folder(
                 f"{changed.reason(12)}; {cure} another run with --study",
                 key=changed.key,
             )
-    return free_folder(study, run_name(config), taken)
+    return free_folder(plan.study, plan.name, taken)
 
 
 def same_runs(study: Path, config: conf.Config) -> Iterator[RunFolder]:

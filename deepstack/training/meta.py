@@ -9,20 +9,20 @@ from typing import Any
 
 from torch import Tensor
 
-from deepstack import config as conf
 from deepstack.base import plugins
 from deepstack.config.instruments import specs
 from deepstack.diagnostics import describe, token_distance
-from deepstack.model import flops_of, option_defaults
+from deepstack.model import option_defaults
 from deepstack.model.build import Built
 from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS
 from deepstack.records.given_plugins import keep_copies
 from deepstack.runs.spikes import SPIKES_LOG
 from deepstack.schemes import NORMS, SCHEMES, stack_positions
+from deepstack.training.claim import Prepared
 from deepstack.training.environment import environment_changes, git_state
 from deepstack.training.evaluation import Evaluation
 from deepstack.training.optimizers import OPTIMIZERS
-from deepstack.training.preflight import Prepared
+from deepstack.training.plan import RunPlan
 
 Columns = Mapping[str, tuple[str, str, str]]
 """Name of a column -> its symbol, unit and description."""
@@ -83,19 +83,19 @@ def meta_of(
     before: meta.json of the run before it was resumed, whose time and commit stay; empty for a new
         run; of a run that extends another one, `extends` and the environment of that.
     """
-    task, config, parameters = prepared.task, prepared.config, built.banks.count()
-    flops, times = flops_of(config, task), task.times_read(config)
+    plan, parameters = prepared.plan, built.banks.count()
+    task, flops, times = plan.task, plan.flops, plan.times_read
     now = {
         "command": prepared.command,
         "created": utc_now(),
         "environment": prepared.environment,
         "git": git_state(),
-        "seed": config.seed,
+        "seed": plan.config.seed,
         "parameters": parameters | {"total": sum(parameters.values())},
         "flops": {"step": flops.step, "with_probe": flops.total, **flops._asdict()},
         "data": task.data | ({} if times is None else {"times_read": times}),
         "validation": evaluation.record,
-        **({"start": prepared.start.record()} if prepared.start else {}),
+        **{key: value for part in plan.parts for key, value in part.facts().items()},
         "references": evaluation.references,
         "plugins": [{"file": f, "sha256": p.sha256} for f, p in sorted(plugins.LOADED.items())],
     }
@@ -135,7 +135,7 @@ def columns_of(
     The result has the default options of scheme and task, so that a chart names those that were
     set, and under below_fp32_resolution `steps_below_resolution`, unless no role has such steps.
     """
-    config, task = prepared.config, prepared.task
+    config, task = prepared.plan.config, prepared.plan.task
     validation = VALIDATION_COLUMNS | (GUESS_COLUMN if task.guess else {})
     scheme = SCHEMES[config.model.scheme]
     described: dict[str, dict[str, tuple[str, str, str]]] = {"columns": {}}
@@ -145,7 +145,7 @@ def columns_of(
     others = described.pop("columns")
     others |= logs.get(SPIKES_LOG, {})
     evals = {**validation, **evaluation.answer_columns}
-    coarse = steps_below_resolution(config, built)
+    coarse = steps_below_resolution(prepared.plan, built)
     return {
         "columns": column_entries(
             {**STEPS_COLUMNS, **evals, **TIMING_COLUMNS, **COMPUTE, **others}
@@ -171,7 +171,7 @@ def columns_of(
     }
 
 
-def steps_below_resolution(config: conf.Config, built: Built) -> dict[str, int]:
+def steps_below_resolution(plan: RunPlan, built: Built) -> dict[str, int]:
     """Return for each role how many first steps move a parameter of 1 by less than fp32 resolves.
 
     Counts roles that start at 1, such as gains of norms, where lr(t) times the role's factor is
@@ -179,8 +179,8 @@ def steps_below_resolution(config: conf.Config, built: Built) -> dict[str, int]:
     Adam, has about that size.  The size of an SGD step depends on the gradient: the result is
     empty.
     """
-    train, counts = config.train, {}
-    for bank in built.trained if OPTIMIZERS.of(config).adaptive else ():
+    train, counts = plan.config.train, {}
+    for bank in built.trained if OPTIMIZERS.of(plan.config).adaptive else ():
         role = bank.roles[0]
         rate = train.lr * train.lr_factor(role) * built.optim(role).lr  # reached after the warm-up
         steps = train.steps

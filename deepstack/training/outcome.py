@@ -19,9 +19,9 @@ from deepstack.base.errors import (
 from deepstack.base.plugins import bug_in
 from deepstack.fast.distributed import lost_rank
 from deepstack.records import write_end
+from deepstack.training.claim import Prepared
 from deepstack.training.observer import LogFile, Observer
-from deepstack.training.preflight import Prepared
-from deepstack.training.resources import memory_limit, memory_needed
+from deepstack.training.resources import memory_limit
 
 TRAINING_STEP = "the training step"
 
@@ -110,7 +110,7 @@ def failure_of(run: Prepared, progress: RunProgress, error: Exception) -> Failur
         return Failure(broken, "failed", {"error": str(error)})
     if isinstance(error, DeepstackError):
         return Failure(error)
-    if run.ranks.size > 1 and (lost := lost_rank(error)):
+    if run.plan.ranks.size > 1 and (lost := lost_rank(error)):
         return Failure(lost)
     if is_out_of_memory(error):
         return out_of_memory(run, progress, error)
@@ -122,8 +122,8 @@ def failure_of(run: Prepared, progress: RunProgress, error: Exception) -> Failur
 
 def out_of_memory(run: Prepared, progress: RunProgress, error: Exception) -> Failure:
     """Return the failure of a run without memory, with its estimate and the limit."""
-    estimate = round(memory_needed(run.config, run.task) / 1e6)
-    limit = round(memory_limit(run.device) / 1e6)
+    estimate = round(run.plan.memory / 1e6)
+    limit = round(memory_limit(run.plan.device) / 1e6)
     reason = (str(error) or "an allocation failed").splitlines()[0]  # Python's has no words
     told = OutOfMemoryError(
         f"{run.path}: out of memory in {progress.phase} after step {progress.step} "
@@ -151,7 +151,8 @@ def record_end(
     logs: the sha256 of logs, where known.
     facts: further values for status.json.
     """
-    kept = state not in ("diverged", *([] if run.config.runtime.keep_final_weights else ["done"]))
+    runtime = run.plan.config.runtime
+    kept = state not in ("diverged", *([] if runtime.keep_final_weights else ["done"]))
     write_end(run.folder, state, step, checkpoints=kept, logs=logs, **facts)
     failures = (Exception,) if state in ("failed", "out_of_memory") else ()
     with suppress(*failures):  # the observer may be what failed

@@ -6,10 +6,8 @@ then compared when it is written: the first difference ends the training.
 
 import signal
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from deepstack import config as conf
 from deepstack.base import torchrun
@@ -26,8 +24,14 @@ from deepstack.records import ENDED, RunFolder, existing_run
 from deepstack.records.files import read, replace
 from deepstack.records.published import is_published
 from deepstack.training import checkpoint as ckpt
-from deepstack.training.extension import Parent, inexact_extension, recorded_config, recorded_logs
 from deepstack.training.observer import Observer
+from deepstack.training.parts.extension import (
+    Parent,
+    inexact_extension,
+    recorded_config,
+    recorded_logs,
+)
+from deepstack.training.plan import RunPlan
 from deepstack.training.recorder import TOLERANCE
 from deepstack.training.run import train
 
@@ -38,9 +42,9 @@ class Record(Parent):
 
     compared: bool = False
 
-    def begin(self, folder: RunFolder, data: Mapping[str, Any]) -> None:
+    def enter(self, plan: RunPlan, folder: RunFolder) -> None:
         """Copy the logs with which the new run is compared."""
-        super().begin(folder, data)
+        super().enter(plan, folder)
         for path in recorded_logs(self.folder) if self.compared else ():
             replace(folder.path / path.name, read(path) or b"")
 

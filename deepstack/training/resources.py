@@ -9,18 +9,11 @@ import torch
 
 from deepstack import config as conf
 from deepstack.base.errors import ResourceError
-from deepstack.model import extra_memory
 from deepstack.records import RunFolder
-from deepstack.tasks import Task
+from deepstack.training.plan import RunPlan, memory_needed
 
 # Upper limit of the ratio of estimated to used memory (benchmarks/memory.py).
 OVERESTIMATE = 1.5
-
-
-def memory_needed(config: conf.Config, task: Task) -> int:
-    """Return the estimated bytes of memory of a run."""
-    vocab_size, data, target_len = task.vocab_size, task.memory, task.target_len
-    return conf.memory_estimate(config, vocab_size, extra_memory(config), data, target_len)
 
 
 def memory_limit(device: torch.device) -> int:
@@ -39,13 +32,13 @@ def peak_memory_mb(device: torch.device) -> float:
     return peak / (1e6 if sys.platform == "darwin" else 1e3)  # macOS counts bytes
 
 
-def refuse_full_disk(config: conf.Config, folder: RunFolder, vocab_size: int) -> None:
+def refuse_full_disk(plan: RunPlan, folder: RunFolder) -> None:
     """Raise ResourceError when the files of the run will not fit on the disk."""
-    _, needed = conf.disk_estimate(config, vocab_size)
+    _, needed = plan.disk
     there = sum(path.stat().st_size for path in folder.path.rglob("*") if path.is_file())
     free = shutil.disk_usage(folder.path).free
     if needed > free + there:
-        count = conf.count_kept(config.train)
+        count = conf.count_kept(plan.config.train)
         kept = f" with {count} weights of train.keep_weights" if count else ""
         raise ResourceError(
             f"{folder.path}: the run needs about {needed / 1e6:,.1f} MB on the disk while it is "
@@ -54,24 +47,26 @@ def refuse_full_disk(config: conf.Config, folder: RunFolder, vocab_size: int) ->
         )
 
 
-def memory_notices(config: conf.Config, device: torch.device, task: Task) -> list[str]:
+def memory_notices(plan: RunPlan) -> list[str]:
     """Return a notice if the memory may not suffice, else none.
 
     Raises ResourceError if the machine's memory cannot suffice.
 
     A machine out of memory stalls for all its users; a GPU out of memory only raises an error.
     """
-    needed, here = memory_needed(config, task), memory_limit(device)
+    needed, here = plan.memory, memory_limit(plan.device)
     if needed <= here:
         return []
-    deepest = conf.largest_size(config, "model.depth", lambda one: memory_needed(one, task) <= here)
+    deepest = conf.largest_size(
+        plan.config, "model.depth", lambda one: memory_needed(one, plan.task) <= here
+    )
     depth = f"model.depth of at most about {deepest}" if deepest else "smaller model.depth"
     short = (
         f"about {needed / 1e6:,.0f} MB of memory are needed and {here / 1e6:,.0f} MB are here; "
         f"to need less: a {depth}, a smaller train.batch_size, more train.micro_batches, or "
         "runtime.recompute_every=10"
     )
-    if device.type == "cpu" and needed > OVERESTIMATE * conf.machine_memory():
+    if plan.device.type == "cpu" and needed > OVERESTIMATE * conf.machine_memory():
         raise ResourceError(short)
     return [short]
 

@@ -20,9 +20,9 @@ from deepstack.model.build import Built, build_model
 from deepstack.records import AppendLog, RunFolder, data_identity
 from deepstack.tasks import Task, task_of
 from deepstack.training import checkpoint as ckpt
-from deepstack.training.extension import recorded_config
+from deepstack.training.claim import Prepared
 from deepstack.training.optimizer import load_optimizer_state, optimizer_state
-from deepstack.training.preflight import Prepared
+from deepstack.training.parts.extension import recorded_config
 from deepstack.training.snapshot_writer import SnapshotWriter
 
 # Bytes allowed for any checkpoint file besides the weights: headers, padding, small tensors.
@@ -68,15 +68,15 @@ class TrainingState:
 
 def load_state(prepared: Prepared, state: TrainingState) -> ckpt.Checkpoint | None:
     """Load the newest whole checkpoint of a run on every rank and return it; None without one."""
-    config, folder, ranks = prepared.config, prepared.folder, prepared.ranks
+    plan, folder, ranks = prepared.plan, prepared.folder, prepared.plan.ranks
     parts: dict[str, dict[str, Tensor]] = {}
 
     def find() -> dict[str, Any] | None:
         # Of several ranks each holds a part of the weights.
         weights = state.built.state() if ranks.size == 1 else None
-        _, on_disk = conf.disk_estimate(config, prepared.task.vocab_size)
+        _, on_disk = plan.disk
         size_limit = LEAST_LIMIT + on_disk + 8 * state.update.initial.numel()
-        owner = ckpt.Owner(conf.digest(without_defaults(config)), weights, size_limit)
+        owner = ckpt.Owner(plan.digest, weights, size_limit)
         checkpoint = ckpt.newest_usable(folder, prepared.observer.notify, owner)
         if checkpoint is None:
             return None
@@ -102,22 +102,13 @@ def save_state(
 
     The checkpoint of the last step has the weights only, unless runtime.keep_optimizer is set.
     """
-    config = prepared.config
-    is_last = step >= config.train.steps
-    parts = state.parts(weights_only=is_last and not config.runtime.keep_optimizer)
-    if prepared.ranks.is_rank0:
+    plan = prepared.plan
+    is_last = step >= plan.config.train.steps
+    parts = state.parts(weights_only=is_last and not plan.config.runtime.keep_optimizer)
+    if plan.ranks.is_rank0:
         sums = {log.path.stem: log.sha256 for log in logs if log.compared}
-        facts = {"run": conf.digest(without_defaults(config)), "logs": sums}
+        facts = {"run": plan.digest, "logs": sums}
         ckpt.save(prepared.folder, ckpt.Checkpoint(step, parts, facts))
-
-
-def keep_weights(prepared: Prepared, state: TrainingState, step: int) -> None:
-    """Keep the weights after a step in weights/<step>/; a resumed run leaves those that exist."""
-    parts = state.parts(weights_only=True)
-    if prepared.ranks.is_rank0:
-        facts = {"run": conf.digest(without_defaults(prepared.config))}
-        target = prepared.folder.kept_path(step)
-        ckpt.write(prepared.folder, target, ckpt.Checkpoint(step, parts, facts))
 
 
 @dataclass(frozen=True)

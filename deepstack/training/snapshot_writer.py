@@ -29,7 +29,7 @@ from deepstack.model.build import Built
 from deepstack.model.loss import mean_loss
 from deepstack.records import AppendLog, RunFolder
 from deepstack.runs.spikes import SPIKES_COLUMNS, SPIKES_LOG
-from deepstack.training.ranks import RankModel
+from deepstack.training.parts.ranks import RankModel
 from deepstack.training.schedule import count_due, is_due
 
 # Number of written records for each one that may be missing on the disk.
@@ -99,13 +99,14 @@ class SnapshotWriter:
 
     def __init__(
         self,
+        folder: RunFolder,
         model: RankModel,
         probe: tuple[Tensor, Tensor],
         update: ModelUpdate,
         optimizer: torch.optim.Optimizer,
         fast: PassRecorder,
     ) -> None:
-        config, built = model.prepared.config, model.built
+        config, built = model.plan.config, model.built
         self.model, self.config = model, config
         self.built, self.update = built, update
         self.inputs, self.targets = probe
@@ -123,7 +124,7 @@ class SnapshotWriter:
             banks = built.banks.all if needs_all else self._banks
             self._initial = {bank.key: on_host(bank.values()) for bank in banks}
         self._before: list[Tensor] | None = None
-        self.records = LayerRecords(model.prepared.folder)
+        self.records = LayerRecords(folder)
         self.spikes = SpikeFinder() if config.log.layers_on == "spike" else None
         self._loss = partial(mean_loss, targets=self.targets)
         records = count_due(every, config.train.steps)
@@ -138,7 +139,7 @@ class SnapshotWriter:
 
     def _run_shallow_passes(self, tokens: Tensor) -> None:
         """Run the passes of a snapshot of two layers, whose values do not matter."""
-        shallow = deepcopy(self.model.prepared.shallow).to_empty(device=tokens.device)
+        shallow = deepcopy(self.model.plan.shallow).to_empty(device=tokens.device)
         with torch.no_grad():
             for tensor in (*shallow.parameters(), *shallow.buffers()):
                 tensor.zero_()

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from deepstack import config as conf
 from deepstack.config.instruments import without_snapshots
+from deepstack.training.claim import claim, prepare
 from deepstack.training.environment import usual_torch_modes
 from deepstack.training.observer import Observer
-from deepstack.training.preflight import lock_run, preflight
+from deepstack.training.preflight import plan_run
 from deepstack.training.run import TrainingRun, open_run
 
 
@@ -42,8 +43,8 @@ def temporary_run(
     with (
         tempfile.TemporaryDirectory(prefix="deepstack-", dir=folder) as out,
         usual_torch_modes(),
-        lock_run(config, "trial", Path(out)) as locked,
-        preflight(locked, Observer(), saves=False) as prepared,
+        claim(plan_run(config, "trial", out)) as claimed,
+        prepare(claimed, Observer(), saves=False) as prepared,
         open_run(prepared, measures=measures) as run,
     ):
         yield run

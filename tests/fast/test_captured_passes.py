@@ -19,7 +19,7 @@ import deepstack
 from deepstack.diagnostics.snapshot import run_passes
 from deepstack.fast import FastPaths, PassRecorder
 from deepstack.schemes import SCHEMES
-from deepstack.training import preflight
+from deepstack.training import plan
 
 CAPTURED = FastPaths(fused=False, compiled=False, captured=True)
 
@@ -128,7 +128,7 @@ def test_a_captured_run_writes_the_bytes_of_an_eager_one(
     eager = deepstack.train(given, out=tmp_path / "eager")
     assert not graphs
     heard = Listens()
-    monkeypatch.setattr(preflight, "fast_paths_of", lambda *_, **__: CAPTURED)
+    monkeypatch.setattr(plan, "fast_paths_of", lambda *_, **__: CAPTURED)
     captured = deepstack.train(given, out=tmp_path / "captured", observer=heard)
     assert data_of(captured) == data_of(eager) and len(data_of(eager)) > 20
     assert [line for line in heard.lines if "one by one" in line] == []

@@ -45,7 +45,7 @@ def first_step(given: Config, replay: Any) -> tuple[list[float], dict[str, Tenso
         rate = 1.0 if given.train.optimizer == "sgd" else 1e-4
         measured = run.step(*run.batch(1), rate)
         values = [measured.loss, measured.grad_norm, *measured.probe.values()]
-        gradients = {bank.key: bank.gradients().clone() for bank in run.built.banks}
+        gradients = {bank.key: bank.gradients().clone() for bank in run.state.built.banks}
         bound = getattr(run.step.update, "bound", [])
         functions = [function for part in bound for function, _, _ in part.operations]
         return [float(value) for value in values], gradients, functions
@@ -259,7 +259,7 @@ def test_an_evaluation_by_kernels_equals_the_eager_one_to_rounding(kernels: Kern
         given = config(train__eval_batches=70, runtime__replay=replay)  # the last batch is smaller
         with temporary_run(given) as run:
             assert len({batch.inputs.shape for batch in run.evaluation.batches}) == 2
-            rows += [run.evaluation.measure(run.model, run.forward) for _ in range(2)]
+            rows += [run.evaluation.measure(run.state.built.model, run.forward) for _ in range(2)]
             bound = getattr(run.forward, "bound", None)
     assert bound is not None
     assert rows[2] == rows[3], "the recorded evaluation and a later one differ"

@@ -42,8 +42,8 @@ def numbers_of(given: Config, threads: int) -> list[Tensor]:
             measured = run.step(*run.batch(step), 1e-3)
             results += [measured.loss, measured.grad_norm, *measured.probe.values()]
             results = [result.clone() for result in results]
-        evaluation = run.evaluation.measure(run.model, run.forward)
-        weights = [p.detach().clone() for bank in run.built.banks for p in bank.parameters]
+        evaluation = run.evaluation.measure(run.state.built.model, run.forward)
+        weights = [p.detach().clone() for bank in run.state.built.banks for p in bank.parameters]
         return [*results, torch.tensor(evaluation["loss"], dtype=torch.float64), *weights]
 
 

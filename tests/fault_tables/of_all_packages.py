@@ -15,7 +15,7 @@ ROWS = (
     ),
     (
         "dropout_masks_repeat", "training",
-        "dropout_seed(self.config.seed, step,", "dropout_seed(self.config.seed, 1,",
+        "dropout_seed(config.seed, step,", "dropout_seed(config.seed, 1,",
         "training/test_decay_ramp_dropout.py::test_dropout_differs_between_steps",
     ),
     (

@@ -116,10 +116,10 @@ def prepare_training() -> None:
     begin, save, finish = TrainingRun.begin, TrainingRun.save, TrainingRun.finish
 
     def due(self: TrainingRun, step: int) -> bool:
-        return step % INTERVAL == 0 and step < self.config.train.steps
+        return step % INTERVAL == 0 and step < self.prepared.plan.config.train.steps
 
     def begun(self: TrainingRun) -> None:
-        mark(-self.first_step)
+        mark(-self.progress.step - 1)
         begin(self)
 
     def saved(self: TrainingRun, step: int) -> None:
@@ -127,8 +127,9 @@ def prepare_training() -> None:
         mark(step)
 
     def finished(self: TrainingRun) -> Any:
+        steps = self.prepared.plan.config.train.steps
         run = finish(self)
-        mark(self.config.train.steps)
+        mark(steps)
         return run
 
     changed: dict[str, Callable[..., Any]] = {

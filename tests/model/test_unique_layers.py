@@ -38,7 +38,7 @@ def test_a_looped_stack_takes_the_steps_of_shared_parameters(
     sgd = {"train__optimizer": "sgd", "train__clip": None, "runtime__fused": False}
     config = small(**LOOPED | parts | sgd)
     with temporary_run(config) as run:
-        model, (inputs, targets) = run.built.model, run.batch(1)
+        model, (inputs, targets) = run.state.built.model, run.batch(1)
         start = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
         mean_loss(functional_call(model, start, (inputs,)), targets).backward()
         measured = run.step(inputs, targets, 0.3)

@@ -17,7 +17,7 @@ from deepstack.model import build_model
 from deepstack.tasks import IGNORE
 from deepstack.training import make_optimizer, mean_loss, muon
 from deepstack.training.muon import Muon
-from deepstack.training.penalty import SpectralPenalty
+from deepstack.training.parts.penalty import SpectralPenalty
 
 # --- label smoothing ---------------------------------------------------------------------------
 

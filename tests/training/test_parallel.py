@@ -28,7 +28,7 @@ from deepstack.config import Config, load_config, with_overrides
 from deepstack.config.instruments import specs
 from deepstack.fast.distributed import RankGroup, local_rank
 from deepstack.records import Run
-from deepstack.training.preflight import refuse_cut_settings
+from deepstack.training.parts.ranks import refuse_cut_settings
 
 SCRIPT = str(TESTS / "helpers" / "parallel_runs.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

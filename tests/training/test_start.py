@@ -20,8 +20,9 @@ import deepstack
 from deepstack.base.errors import ConfigError, DifferenceError, Interrupted
 from deepstack.model import build_model
 from deepstack.records import Run, RunFolder, find_runs, problems
-from deepstack.training import parent_of
-from deepstack.training.start import grown_rows, start_of
+from deepstack.tasks import task_of
+from deepstack.training import RunPlan, parent_of
+from deepstack.training.parts.start import grown_rows, start_of
 
 # --- other data or more layers, from the weights of a run -----------------------------------------
 
@@ -44,7 +45,7 @@ def config_from(run: Run, **changes: Any) -> deepstack.config.Config:
 def started(config: deepstack.config.Config, vocab_size: int = 6) -> Any:
     built = build_model(config, vocab_size=vocab_size)
     start = start_of(config, vocab_size)
-    start.load_into(built, config.model.grow)
+    start.begin(RunPlan(config, task_of(config)), built)
     return built, start
 
 
@@ -350,7 +351,7 @@ def test_an_attempt_that_was_killed_begins_again(tmp_path: Path) -> None:
     run = parent_run(tmp_path, **QUICK)
     parent = parent_of(run.path, 8)
     draft = RunFolder(tmp_path / "draft")
-    parent.begin(draft, run.meta["data"])
+    parent.enter(RunPlan(parent.config, task_of(parent.config)), draft)
     (draft.path / "config.yaml").unlink()
     name = extend(run, 8).name
     shutil.rmtree(run.path.parent / name)

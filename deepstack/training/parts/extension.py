@@ -15,24 +15,24 @@ from typing import Any
 
 from deepstack import config as conf
 from deepstack.base.errors import ConfigError, DifferenceError
-from deepstack.model import with_defaults, without_defaults
 from deepstack.records import Run, RunFolder, extent, files, problems
 from deepstack.records.given_plugins import require_recorded
 from deepstack.records.logs import instrument_logs
 from deepstack.runs.spikes import SPIKES_LOG, spikes_of
 from deepstack.training import checkpoint as ckpt
+from deepstack.training.parts.start import KEY, changed_source, finished_run
+from deepstack.training.plan import RunPart, RunPlan
 from deepstack.training.schedule import depends_on_steps, row_is_due
-from deepstack.training.start import KEY, changed_source, finished_run
 
 # Settings that an extension may change; `runtime` is free.
 CHANGEABLE = ("train.schedule", "train.lr", "train.decay_period", "train.final_lr_factor")
 
 
 @dataclass(frozen=True)
-class Parent:
+class Parent(RunPart):
     """A recorded run, and the config of a new run that begins from its record.
 
-    Preflight refuses an environment other than the record's.
+    `train` refuses an environment other than the record's.
 
     extends: as in meta.json of a new run that goes on where the record ends; else empty.  Its
         `exact` states whether training the config at once gives the same run; its `sha256` is the
@@ -43,15 +43,17 @@ class Parent:
     config: conf.Config
     extends: Mapping[str, Any] = field(default_factory=dict)
 
-    def begin(self, folder: RunFolder, data: Mapping[str, Any]) -> None:
-        """Write into the locked folder of the new run whatever it takes from the record.
+    @property
+    def origin(self) -> RunFolder:
+        return self.folder
 
-        data: of the new run's task.
+    def enter(self, plan: RunPlan, folder: RunFolder) -> None:
+        """Write into the locked folder of the new run whatever it takes from the record.
 
         Raises ConfigError if the record has other data or weights.
         """
         meta = self.folder.read_meta()
-        if changed := changed_source({"data": {}} | meta, data, self.config):
+        if changed := changed_source({"data": {}} | meta, plan):
             known = {"task.path": "trained on other data", KEY: "trained on other weights"}
             how = known.get(changed.key, "validated on other data")
             raise ConfigError(
@@ -62,12 +64,12 @@ class Parent:
 class Extension(Parent):
     """A finished run, and the config that trains it further."""
 
-    def begin(self, folder: RunFolder, data: Mapping[str, Any]) -> None:
+    def enter(self, plan: RunPlan, folder: RunFolder) -> None:
         """Write the parent's logs and last checkpoint into the locked folder of the new run.
 
         Rows and records that the parent has only because it ended there are left out.
         """
-        super().begin(folder, data)
+        super().enter(plan, folder)
         step = self.extends["step"]
 
         spikes = {int(row["step"]) for row in spikes_of(Run(self.folder.path))}
@@ -90,9 +92,9 @@ class Extension(Parent):
         mask = [is_kept("layers", at) for at in parts["layers"]["steps"].tolist()]
         parts["layers"] = {name: values[mask] for name, values in parts["layers"].items()}
         sums = {path.stem: extent(folder.path / path.name, step).sha256 for path in logs}
-        state = {"run": conf.digest(without_defaults(self.config)), "logs": sums}
+        state = {"run": plan.digest, "logs": sums}
         ckpt.save(folder, ckpt.Checkpoint(step, parts, state))
-        folder.write_config(conf.to_yaml(with_defaults(self.config)))  # makes it a run
+        folder.write_config(plan.yaml)  # makes it a run
 
 
 def draws_another_set(old: conf.Config, new: conf.Config) -> bool:

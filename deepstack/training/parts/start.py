@@ -20,6 +20,7 @@ from deepstack.model import build_model, with_defaults, without_defaults
 from deepstack.model.build import Built
 from deepstack.records import CHECKSUMS, Run, RunFolder, data_identity, existing_run, mapping
 from deepstack.training import checkpoint as ckpt
+from deepstack.training.plan import RunPart, RunPlan
 
 KEY = "model.start"
 OUTSIDE = {"embedding", "position", "head"}  # roles whose shape may differ
@@ -51,7 +52,7 @@ def grown_rows(grow: str, before: int, after: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class StartingPoint:
+class StartingPoint(RunPart):
     """The run whose weights another one begins with.
 
     path: as in `model.start`.
@@ -101,8 +102,13 @@ class StartingPoint:
             lines.append(text)
         return lines
 
-    def load_into(self, built: Built, grow: str | None) -> None:
+    @property
+    def notices(self) -> Sequence[str]:
+        return self.fresh
+
+    def begin(self, plan: RunPlan, built: Built) -> None:
         """Overwrite the parameters that fit, after `check`; the others keep their values."""
+        grow = plan.config.model.grow
         added = {bank.key for bank in built.banks if OUTPUTS & set(bank.roles)}
         added |= {f"{key}_bias" for key in added}
         for bank in built.banks:
@@ -130,9 +136,9 @@ class StartingPoint:
         if kept and any(name.startswith("running.") for name in self.weights):
             built.model.load_averages(dict(self.weights), kept)
 
-    def record(self) -> dict[str, Any]:
-        """Return `start` of meta.json."""
-        return {"run": self.path, "step": self.config.train.steps, "sha256": self.sha256}
+    def facts(self) -> Mapping[str, Any]:
+        step = self.config.train.steps
+        return {"start": {"run": self.path, "step": step, "sha256": self.sha256}}
 
 
 def refuse_identity(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
@@ -241,14 +247,14 @@ class Change(NamedTuple):
         return f"its sha256 was {self.was[:digits]}{more}, is {self.now[:digits]}{more}"
 
 
-def changed_source(
-    meta: Mapping[str, Any], data: Mapping[str, Any], config: conf.Config
-) -> Change | None:
+def changed_source(meta: Mapping[str, Any], plan: RunPlan) -> Change | None:
     """Return the first of data, validation set and starting point that differ from a run's.
 
     meta: of the run.
-    data: of the task now.  None if all are as they were.
+
+    None if all are as they were.
     """
+    data, config = plan.task.data, plan.config
     recorded, before = meta.get("start", {}).get("sha256"), meta.get("data", data)
     name = str(data.get("name"))
     sources = (

@@ -1,5 +1,7 @@
 """The spectral norm as a regulariser: a term of the gradient that reduces large norms."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,14 @@ from deepstack.diagnostics.spectral import (
 from deepstack.fast.distributed import RankGroup
 from deepstack.model.banks import Bank, joined
 from deepstack.model.build import Built
+from deepstack.training.plan import RunPart, RunPlan
+
+
+class Penalty(RunPart):
+    """A run with `train.spectral_penalty`."""
+
+    def gradient(self, plan: RunPlan, built: Built) -> Callable[[], None]:
+        return SpectralPenalty(plan.config, built, plan.ranks).add_gradient
 
 
 class SpectralPenalty:

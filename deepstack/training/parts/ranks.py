@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
+from deepstack.base.errors import ConfigError
+from deepstack.config.instruments import specs
 from deepstack.fast.distributed import (
     RankGroup,
     ShardedBanks,
@@ -21,7 +23,8 @@ from deepstack.model.banks import Bank, global_norm
 from deepstack.model.build import Built
 from deepstack.schemes import Stream
 from deepstack.tasks import IGNORE, Batch
-from deepstack.training.preflight import Prepared
+from deepstack.training.optimizers import OPTIMIZERS
+from deepstack.training.plan import RunPlan
 
 
 def copy_views(stream: Stream) -> Stream:
@@ -67,7 +70,7 @@ class RankModel:
     built: the whole model, or this rank's shards of its parameters.
     """
 
-    prepared: Prepared
+    plan: RunPlan
     built: Built
 
     def share_of(self, batch: Batch) -> tuple[Batch, float | None]:
@@ -78,7 +81,7 @@ class RankModel:
         positions; FSDP2 takes the mean of gradients, so it is that number per rank.  None for a
         single rank.
         """
-        ranks = self.prepared.ranks
+        ranks = self.plan.ranks
         if ranks.size == 1:
             return batch, None
         rows = ranks.share(len(batch.targets))
@@ -94,7 +97,7 @@ class RankModel:
 
         With repeated layers (`model.unique_layers`) the first also sums gradients over repetitions.
         """
-        ranks, banks, trained = self.prepared.ranks, self.built.banks, self.built.trained
+        ranks, banks, trained = self.plan.ranks, self.built.banks, self.built.trained
         if isinstance(banks, ShardedBanks):
             return sharded_sum(trained, ranks), sharded_norm
         share = ranks.gradient_sum(trained)
@@ -114,14 +117,14 @@ class RankModel:
         For a sharded model it is a copy, which needs the memory of all parameters and gradients;
         log.layers_every=0 avoids it.
         """
-        prepared, built = self.prepared, self.built
+        plan, built = self.plan, self.built
         if not isinstance(built.banks, ShardedBanks):
-            return built if prepared.ranks.is_rank0 else None
+            return built if plan.ranks.is_rank0 else None
         values = built.banks.state()
-        if not prepared.ranks.is_rank0:
+        if not plan.ranks.is_rank0:
             return None
-        config, vocab_size = prepared.config, prepared.task.vocab_size
-        model = build_model(config, vocab_size=vocab_size, device=prepared.device, draw=False)
+        vocab_size = plan.task.vocab_size
+        model = build_model(plan.config, vocab_size=vocab_size, device=plan.device, draw=False)
         model.banks.load(values)
         buffers = dict(built.model.named_buffers())  # state of schemes besides parameters
         for name, buffer in model.model.named_buffers():
@@ -129,10 +132,10 @@ class RankModel:
         return model
 
 
-def build_for_ranks(prepared: Prepared) -> RankModel:
+def build_for_ranks(plan: RunPlan) -> RankModel:
     """Return the model of a run on this rank: whole, or sharded if that is configured."""
-    config, task, device, ranks = prepared.config, prepared.task, prepared.device, prepared.ranks
-    sharded = parallelism(config, ranks) == "fully_sharded"
+    config, task, device, ranks = plan.config, plan.task, plan.device, plan.ranks
+    sharded = plan.parallel == "fully_sharded"
     if sharded:
         config = conf.with_overrides(config, {"runtime.banks": False})  # FSDP2 has its own storage
     built = build_model(config, vocab_size=task.vocab_size, device=device)
@@ -141,12 +144,53 @@ def build_for_ranks(prepared: Prepared) -> RankModel:
         if config.model.dropout:  # the same masks on every rank
             torch.manual_seed(dropout_seed(config.seed, 0))
         built.calibrate(torch.from_numpy(first.inputs).to(device))
-    if prepared.start:
-        prepared.start.load_into(built, config.model.grow)
-    return RankModel(prepared, shard(built, ranks, device) if sharded else built)
+    for part in plan.parts:
+        part.begin(plan, built)
+    return RankModel(plan, shard(built, ranks, device) if sharded else built)
 
 
 def dropout_seed(seed: int, step: int, rank: int = 0) -> int:
     """Return torch's seed for a step of a rank; ranks have different sequences and masks."""
     words = f"dropout/{seed}/{step}" + (f"/{rank}" if rank else "")
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:4], "little")
+
+
+def refuse_cut_settings(config: conf.Config, ranks: RankGroup) -> None:
+    """Raise ConfigError for settings that need a whole batch or whole matrices and have parts."""
+    train, model, mode = config.train, config.model, parallelism(config, ranks)
+    each, cuts_matrices = train.batch_size // ranks.size, mode == "fully_sharded"
+    reason = "it needs whole matrices, and runtime.parallel=fully_sharded cuts them; "
+    reason += "allowed with runtime.parallel=data"
+    rules: list[tuple[str, object, str]] = [
+        (
+            "train.shards",
+            mode and train.shards > 1,
+            f"found {train.shards}, which needs one process; allowed 1, "
+            f"or train.micro_batches={train.shards}",
+        ),
+        (
+            "train.micro_batches",
+            each % train.micro_batches,
+            f"found {train.micro_batches}; allowed a divisor of the {each} sequences of a process",
+        ),
+        (
+            "model.norm.kind",
+            model.norm.kind == "batch" and (mode or train.parts > 1),
+            "found batch, which needs one process and train.shards=1 and train.micro_batches=1; "
+            "or use rms",
+        ),
+        (
+            "model.unique_layers",
+            model.unique_layers and (cuts_matrices or train.spectral_penalty),
+            "it excludes runtime.parallel=fully_sharded and train.spectral_penalty; allowed null",
+        ),
+        ("train.optimizer", cuts_matrices and not OPTIMIZERS.of(config).elementwise, reason),
+        ("train.spectral_penalty", cuts_matrices and train.spectral_penalty, reason),
+        ("log.layers_on", cuts_matrices and config.log.layers_on, reason),
+    ]
+    for spec in specs().values():
+        is_cut = cuts_matrices and spec.needs_whole_matrices
+        rules.append((spec.key, is_cut and spec.interval(config.log), reason))
+    for key, is_broken, text in rules:
+        if is_broken:
+            raise ConfigError(f"{key}: {text}", key=key)
