@@ -17,6 +17,7 @@ from deepstack.cli.options import (
 from deepstack.cli.output import emit_facts, show_work
 from deepstack.cli.study_kinds import naming_other_kinds
 from deepstack.config import Config
+from deepstack.config.width import parameters_at
 
 
 @command("Runs", "deepstack check quick model.depth=1000", place=3)
@@ -57,8 +58,13 @@ def facts_of(settings: Config) -> dict[str, Any]:
         run_name,
     )
 
+    is_fitted = settings.model.parameters is not None
     settings = with_steps(settings)
     model = settings.model
+    widths = {
+        "d_model": model.d_model,
+        "parameters in the layers' matrices": parameters_at(model, model.d_model),
+    }
     task = task_of(settings)
     times, evaluation = task.times_read(settings), Evaluation(task, settings, torch.device("cpu"))
     counts = build_model(settings, vocab_size=task.vocab_size, device="meta").banks.count()
@@ -89,6 +95,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
         "family": model.family,
         **coefficients,
         **({} if len(schemes) > 1 else {"depth": model.depth}),
+        **(widths if is_fitted else {}),
         "steps": settings.train.steps,
         "tokens a step": tokens_per_step(settings, task),
         "FLOPs a step": flops.step,
