@@ -17,7 +17,6 @@ from deepstack.cli.options import (
 from deepstack.cli.output import emit_facts, show_work
 from deepstack.cli.study_kinds import naming_other_kinds
 from deepstack.config import Config
-from deepstack.config.width import parameters_at
 
 
 @command("Runs", "deepstack check quick model.depth=1000", place=3)
@@ -63,7 +62,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
     model = settings.model
     widths = {
         "d_model": model.d_model,
-        "parameters in the layers' matrices": parameters_at(model, model.d_model),
+        "parameters in the layers' matrices": conf.parameters_at(model, model.d_model),
     }
     task = task_of(settings)
     times, evaluation = task.times_read(settings), Evaluation(task, settings, torch.device("cpu"))

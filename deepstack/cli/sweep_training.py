@@ -23,7 +23,6 @@ from deepstack.cli.finding import sweep_finding
 from deepstack.cli.output import emit, log
 from deepstack.cli.signals import StopRequest, paused_by_ctrl_z, stop_on_signal
 from deepstack.cli.sweep_output import emit_plan, plan_rows, result_rows, watch
-from deepstack.config.width import parameters_at
 from deepstack.records import ENDED, Run
 from deepstack.records.files import LARGEST_TEXT, make_folder, read, replace
 from deepstack.records.opened import followed
@@ -169,7 +168,7 @@ def fitted_widths(cells: Sequence[Cell]) -> str:
     models = [
         one.config.model for one in cells if "model.parameters" in one.values | one.overridden
     ]
-    counts = {(one.depth, one.d_model): parameters_at(one, one.d_model) for one in models}
+    counts = {(one.depth, one.d_model): conf.parameters_at(one, one.d_model) for one in models}
     texts = [f"N = {n}: d_model {d} ({count:,})" for (n, d), count in sorted(counts.items())]
     return f"widths by model.parameters: {', '.join(texts)}" if texts else ""
 

@@ -1,9 +1,10 @@
-"""The command `deepstack fit DIR… --law depth|width|compute`."""
+"""The command `deepstack fit DIR… --law depth|width|compute|loops`."""
 
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from deepstack.base.errors import ConfigError
 from deepstack.cli.commands import command
 from deepstack.cli.options import Folders, Json, Last, Markdown, Where, option
 from deepstack.cli.output import emit, log_figures, show_work, study_rows
@@ -12,8 +13,10 @@ from deepstack.cli.output import emit, log_figures, show_work, study_rows
 @command("Instruments", "deepstack fit results/depth_sweep --law depth")
 def fit_command(
     directories: Folders = ["results"],
-    law: Literal["depth", "width", "compute"] = option(
-        "x of the law: depth, width d_model, or training FLOPs.", default="depth"
+    law: Literal["depth", "width", "compute", "loops"] = option(
+        "x of the law: depth, width d_model, or training FLOPs; loops: what a repetition of "
+        "layers is worth.",
+        default="depth",
     ),
     to: Path | None = option("Draw losses and laws into this folder.", "--to", metavar="FOLDER"),
     where: Where = [],
@@ -24,14 +27,20 @@ def fit_command(
     """Fit L = E + c x^(-a) to final validation losses; print a, E and c with 95 % intervals.
 
     A row for each setting with four values of x or more. Intervals are over seeds, from three seeds
-    on. residual: root mean square, in nats.
+    on. residual: root mean square, in nats. --law loops prints phi: layers that are run r times
+    (model.unique_layers) have the loss of r^phi times as many layers that are run once.
     """
-    from deepstack.instruments.laws.laws import law_table
+    if law == "loops":
+        if to is not None:
+            raise ConfigError("--to: found with --law loops, which has no chart; leave it out")
+        from deepstack.instruments.laws.loops import loop_table as law_table
+    else:
+        from deepstack.instruments.laws.laws import law_table as table_of
+
+        law_table = partial(table_of, law=law)
 
     with show_work("fitting"):
-        rows = study_rows(
-            directories, where, last, lambda runs: law_table(runs, law), f"no law of {law}"
-        )
+        rows = study_rows(directories, where, last, law_table, f"no law of {law}")
     emit(rows, json, markdown=markdown)
     if to is not None:
         from deepstack.instruments.laws.chart import draw_law
