@@ -14,8 +14,8 @@ from deepstack.cli.output import emit, log_figures, show_work, study_rows
 def fit_command(
     directories: Folders = ["results"],
     law: Literal["depth", "width", "compute", "loops"] = option(
-        "x of the law: depth, width d_model, or training FLOPs; loops: what a repetition of "
-        "layers is worth.",
+        "x of the law: depth, width d_model, or training FLOPs; loops: the worth of "
+        "repeated layers.",
         default="depth",
     ),
     to: Path | None = option("Draw losses and laws into this folder.", "--to", metavar="FOLDER"),
@@ -27,8 +27,10 @@ def fit_command(
     """Fit L = E + c x^(-a) to final validation losses; print a, E and c with 95 % intervals.
 
     A row for each setting with four values of x or more. Intervals are over seeds, from three seeds
-    on. residual: root mean square, in nats. --law loops prints phi: layers that are run r times
-    (model.unique_layers) have the loss of r^phi times as many layers that are run once.
+    on. residual: root mean square, in nats.
+
+    --law loops prints phi: layers that are run r times (model.unique_layers) have the loss of r^phi
+    times as many layers that are run once.
     """
     if law == "loops":
         if to is not None:

@@ -31,7 +31,7 @@ class Size(NamedTuple):
     """The size of a stack: parameters in the matrices of its layers, and its training.
 
     once: in the layers that are run once: the prelude and the coda.
-    looped: in the layers that are run `times` times.
+    looped: in the layers that are run `times` times; all parameters if that is once.
     """
 
     once: float
@@ -150,7 +150,7 @@ def size_of(run: Run) -> Size:
     around = model.prelude_layers + model.coda_layers
     times = 1 if model.unique_layers is None else (model.depth - around) // owners
     total = conf.parameters_at(model, model.d_model)
-    looped = total * owners / (owners + around)
+    looped = total * owners / (owners + around) if times > 1 else total
     return Size(total - looped, looped, times, int(run.get(STEPS, 0)))
 
 

@@ -107,3 +107,8 @@ def test_a_layer_counts_once_however_often_it_is_run(tmp_path: Path) -> None:
     )
     layer = 4 * 16**2 + 2 * 16 * 40
     assert size_of(Run(path)) == (3 * layer, 2 * layer, 4, 5)
+    loop["unique_layers"] = 8
+    for seed, settings in enumerate((loop, {"d_model": 16, "n_heads": 2})):
+        config = {f"model.{key}": value for key, value in settings.items()}
+        path = make_run(tmp_path, depth=11, d_ff=40, seed=seed, config=config)
+        assert size_of(Run(path)) == (0, 11 * layer, 1, 5)
