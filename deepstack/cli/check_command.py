@@ -51,8 +51,13 @@ def facts_of(settings: Config) -> dict[str, Any]:
         refuse_cut_settings,
     )
 
+    is_fitted = settings.model.parameters is not None
     settings = with_steps(settings)
     model = settings.model
+    widths = {
+        "d_model": model.d_model,
+        "parameters in the layers' matrices": conf.parameters_at(model, model.d_model),
+    }
     task = task_of(settings)
     plan = RunPlan(settings, task)
     evaluation = plan.evaluation()
@@ -82,6 +87,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
         "family": model.family,
         **coefficients,
         **({} if len(schemes) > 1 else {"depth": model.depth}),
+        **(widths if is_fitted else {}),
         "steps": settings.train.steps,
         "tokens a step": tokens_per_step(settings, task),
         "FLOPs a step": flops.step,

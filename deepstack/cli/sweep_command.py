@@ -15,6 +15,7 @@ from deepstack.cli.added_options import LauncherOption, SweepOption, SweepOrder,
 from deepstack.cli.commands import command
 from deepstack.cli.completion import complete_config_or_setting, complete_names
 from deepstack.cli.study_kinds import StudyKind
+from deepstack.config.explain import in_thousands
 from deepstack.config.load import example, example_or_file
 
 BUILT_IN = "depth_sweep"
@@ -39,6 +40,10 @@ def sweep_command(
     ),
     seeds: str | None = grid("Values of seed, as in 0,1,2."),
     widths: str | None = grid("Values of model.d_model, as in 32,64."),
+    params: str | None = grid(
+        "Values of model.parameters instead of model.d_model, as in 786k,3M: at each depth the "
+        "width nearest to so many in the layers' matrices."
+    ),
     flops: str | None = grid("Values of train.flops instead of train.steps, as in 1e12,1e13."),
     workers: int | None = resources(
         "Runs at a time (default: by cores, memory, GPUs).", min=1, max=conf.MAX_RUNS
@@ -69,6 +74,8 @@ def sweep_command(
 
     Finished runs are skipped, and failed ones without --retry. Interrupted runs continue.
     """
+    if widths and params:
+        raise ConfigError("found --widths and --params; allowed one of them")
     launchers = LauncherOption.chosen(added)
     if len(launchers) > 1:
         flags = " and ".join(one.flag for one in launchers)
@@ -76,7 +83,7 @@ def sweep_command(
     taken = [word for one in launchers for word in one.own_words(words)]
     settings = [word for word in words if word not in taken]
     options = {"--depths": depths, "--schemes": schemes, "--seeds": seeds}
-    options |= {"--widths": widths, "--flops": flops}
+    options |= {"--widths": widths, "--params": params, "--flops": flops}
     refuse_spaces(options, settings)
     if settings and "=" not in settings[0]:
         path = example_or_file(Path(settings.pop(0)))
@@ -84,6 +91,7 @@ def sweep_command(
         path = example(BUILT_IN)
     lists = {"model.depth": depths, "model.scheme": schemes, "seed": seeds}
     lists |= {"model.d_model": widths, "train.flops": flops}
+    lists |= {"model.parameters": params and whole_thousands(params)}
     settings += [f"{key}={values}" for key, values in lists.items() if values is not None]
     if seeds and seeds.isdecimal():
         opt.listed_seeds(seeds, quiet)
@@ -120,6 +128,12 @@ def sweep_command(
         training.finish(progress)
     if kind:
         kind.end(training, tasks)
+
+
+def whole_thousands(values: str) -> str:
+    """Return a list of numbers such as 786k,3M with their digits: 786000,3000000."""
+    numbers = ((word, in_thousands(word.strip())) for word in values.split(","))
+    return ",".join(word if number is None else f"{number:.0f}" for word, number in numbers)
 
 
 def refuse_spaces(options: dict[str, str | None], words: list[str]) -> None:

@@ -73,6 +73,8 @@ class SweepTraining:
         budget = sweeps.memory_budget(self.memory)
         with opt.located(self.path, self.settings):
             cells = sweeps.plan(study, study=order.name, out=order.out)
+        if not order.quiet and (widths := fitted_widths(cells)):
+            log(widths)
         workers = order.workers or sweeps.default_workers(cells)
         if order.dry_run:
             emit_plan(plan_rows(study, cells, workers, self.retried), order.json)
@@ -156,6 +158,19 @@ class SweepTraining:
             log("--max-hours are over; repeat the command to continue")
         if any(entry.state not in ("done", "diverged") for entry in progress):
             raise typer.Exit(3)
+
+
+def fitted_widths(cells: Sequence[Cell]) -> str:
+    """Return a line with the widths to which model.parameters led, with their numbers; '' if none.
+
+    The numbers count the matrices of the layers.
+    """
+    models = [
+        one.config.model for one in cells if "model.parameters" in one.values | one.overridden
+    ]
+    counts = {(one.depth, one.d_model): conf.parameters_at(one, one.d_model) for one in models}
+    texts = [f"N = {n}: d_model {d} ({count:,})" for (n, d), count in sorted(counts.items())]
+    return f"widths by model.parameters: {', '.join(texts)}" if texts else ""
 
 
 def of_other_sweeps(progress: Sequence[CellProgress]) -> int:

@@ -79,6 +79,7 @@ from deepstack.config.validation import TOKENS_AT_ONCE as TOKENS_AT_ONCE
 from deepstack.config.validation import evaluation_interval as evaluation_interval
 from deepstack.config.validation import reading_text as reading_text
 from deepstack.config.validation import validation_sequences as validation_sequences
+from deepstack.config.width import parameters_at as parameters_at
 from deepstack.config.write import annotated_defaults as annotated_defaults
 from deepstack.config.write import to_yaml as to_yaml
 from deepstack.config.write import yaml_of as yaml_of

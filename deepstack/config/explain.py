@@ -220,12 +220,17 @@ def _meant_section(key: str, value: Any, options: list[Schema]) -> str:
     return f"{key}.{named[0]}={value}" if named else ""
 
 
+def in_thousands(text: str) -> float | None:
+    """Return the number of a text such as 786k or 1.5M, None for any other text."""
+    parts = _THOUSANDS.fullmatch(text)
+    return parts and float(parts[1]) * {"k": 1e3, "m": 1e6}[parts[2].lower()]
+
+
 def _meant_number(value: Any, schema: Schema) -> int | float | None:
     """Return the allowed number that a value denotes: 1000 for 1e3, 12 for '12'; None for none."""
-    thousands = _THOUSANDS.fullmatch(str(value))
     number: Any = parse_scalar(str(value))
-    if thousands:
-        number = float(thousands[1]) * {"k": 1e3, "m": 1e6}[thousands[2].lower()]
+    if thousands := in_thousands(str(value)):
+        number = thousands
     if isinstance(number, float) and number.is_integer():
         number = int(number)
     for option in alternatives(schema):

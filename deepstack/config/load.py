@@ -23,10 +23,13 @@ from deepstack.base.yaml_reader import (
 )
 from deepstack.config.estimate import refuse_absurd
 from deepstack.config.explain import hint_for, raise_problems, validate
+from deepstack.config.key import WIDTH, Key
 from deepstack.config.keys import sections, setting_keys
 from deepstack.config.schema import LENGTHS, Config
 
 MAX_BYTES = 64 * 1024
+RIVALS = (tuple(f"train.{key}" for key in LENGTHS), (WIDTH, "model.parameters"))
+"""Settings of which one is given: the length of a run, and the width of its model."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _FOLDERS = (_PACKAGE / "examples", _PACKAGE.parent / "configs")  # installed, and in a checkout
@@ -157,8 +160,8 @@ def merged(base: Mapping[str, Node], own: Node, section: str = "") -> Node:
     values = dict(base)
     for key, node in own.section.items():
         path = f"{section}.{key}".strip(".")
-        for rival in rival_lengths(path):
-            values.pop(rival, None)
+        for rival in rivals(path):
+            values.pop(Key(rival).last, None)
         is_section = path in sections() and isinstance(node.value, dict)
         values[key] = merged(base[key].section, node, path) if is_section and key in base else node
     return replace(own, value=values)
@@ -216,21 +219,21 @@ def override_place(override: str) -> str:
 def put(tree: Node, path: tuple[str, ...], node: Node) -> Node:
     """Return a copy of the tree with another node at a path; unchanged nodes are shared.
 
-    `train.steps`, `train.tokens` and `train.flops` replace one another.
+    `train.steps`, `train.tokens` and `train.flops` replace one another, and so do `model.d_model`
+    and `model.parameters`.
     """
     key, *below = path
     if below:
         inner = tree.section.get(key, Node({}, node.where, node.where))
         node = put(inner, tuple(below), node)
-        for rival in rival_lengths(".".join(path)):
-            node.section.pop(rival, None)
+        for rival in rivals(".".join(path)):
+            node.section.pop(Key(rival).last, None)
     return replace(tree, value=tree.section | {key: node})
 
 
-def rival_lengths(key: str) -> set[str]:
-    """Return the keys of `train` that a dotted key replaces: the other lengths of a run."""
-    section, _, name = key.partition(".")
-    return set(LENGTHS) - {name} if section == "train" and name in LENGTHS else set()
+def rivals(key: str) -> set[str]:
+    """Return the dotted keys that a dotted key replaces: other lengths of a run, or the width."""
+    return {other for group in RIVALS if key in group for other in group if other != key}
 
 
 def to_node(value: Any, where: str) -> Node:

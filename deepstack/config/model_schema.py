@@ -15,6 +15,7 @@ from deepstack.config.section import (
     divisor_of,
     unused_without,
 )
+from deepstack.config.width import nearest_width
 
 Family = Literal["encoder", "decoder", "encoder_decoder"]
 Distribution = Literal[
@@ -106,6 +107,8 @@ class Model(Section):
     """The layers whose parameters the layers after them, up to the coda, repeat; null: none."""
     d_model: Annotated[int, Field(ge=1, le=65_536)] = 64
     """The width of the stream."""
+    parameters: Annotated[int, Field(ge=1, le=10**15)] | None = None
+    """Instead of d_model: the parameters in the layers' matrices; the nearest width is taken."""
     n_heads: Annotated[int, Field(ge=1, le=65_536, validate_default=True)] = 2
     """The number of attention heads; it divides d_model."""
     n_kv_heads: Annotated[int, Field(ge=1, le=65_536)] | None = None
@@ -151,7 +154,7 @@ class Model(Section):
         decoder_attention={"model.family": ("encoder_decoder",)},
         grow={"model.start": ()},
     )
-    _check_heads = divisor_of("n_heads", "model.d_model")
+    _check_heads = divisor_of("n_heads", "model.d_model", unless="parameters")
     _check_kv_heads = divisor_of("n_kv_heads", "model.n_heads")
 
     @field_validator("unique_layers")
@@ -172,8 +175,17 @@ class Model(Section):
         return value
 
     @model_validator(mode="after")
-    def _resolve_d_ff(self) -> Model:
+    def _resolve_widths(self) -> Model:
+        # past the frozen setter, and without marking the fields as ones that the user has set
+        if self.parameters is not None:
+            if "d_model" in self.model_fields_set:
+                text = "found d_model and parameters; allowed one of d_model, parameters"
+                raise PydanticCustomError("relation", text)
+            try:
+                self.__dict__["d_model"] = nearest_width(self, self.parameters)
+            except ValueError as error:
+                raise PydanticCustomError("relation", str(error)) from None
         if self.d_ff is None:
-            # past the frozen setter, and without marking the field as one that the user has set
             self.__dict__["d_ff"] = 4 * self.d_model
+            self.model_fields_set.discard("d_ff")
         return self

@@ -100,13 +100,16 @@ def _json(value: Any) -> str:
     return json.dumps(value, default=BaseModel.model_dump).strip('"')
 
 
-def divisor_of(field: str, *keys: str) -> Any:
-    """Return a validator that allows a field only divisors of the settings at some keys."""
+def divisor_of(field: str, *keys: str, unless: str = "") -> Any:
+    """Return a validator that allows a field only divisors of the settings at some keys.
+
+    unless: a field that replaces these settings if it is given.
+    """
 
     def check(value: Any, info: Any) -> Any:
         for key in keys:
             total = info.data.get(key.rpartition(".")[2])
-            if value and total and total % value:
+            if value and total and total % value and info.data.get(unless) is None:
                 near = max(one for one in range(1, value + 1) if total % one == 0)
                 text = f"found {value}; allowed a divisor of {key} = {total}, such as {near}"
                 raise PydanticCustomError("relation", text)

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from deepstack.config.model_schema import NORM_KINDS
 from deepstack.config.schema import Config
+from deepstack.config.width import LayerCounts, layers_of, matrix_parameters
 
 FP32 = 4  # bytes of a number
 # Logits of a forward pass from which on a loss takes them in chunks, and the logits of a chunk.
@@ -31,14 +32,7 @@ def parameter_count(config: Config, vocab_size: int) -> dict[str, int]:
     of_heads, d_head = 2 * (every + cross - averaged) * model.qk_norm, d // model.n_heads
     head = {"tied": 0, "separate": vocab_size * d, "bert": d * d + 3 * d}[model.head]
     counts = {
-        "q": (every + averaged) * d * d,
-        "k": (every + averaged) * d * d_kv,
-        "v": every * d * d_kv,
-        "o": every * d * d,
-        **dict.fromkeys(("cross_q", "cross_k", "cross_v", "cross_o"), cross * d * d),
-        "w1": every * d * d_ff,
-        "w2": every * d_ff * d,
-        "w3": every * d_ff * d * model.gated,
+        **matrix_parameters(model, layers, d, d_ff),
         "bias": (every * biases + cross * 4 * d) * model.bias,
         "norm_gain": layers.sublayers * gain + of_heads * (d_head * model.norm.gain + scalar),
         "norm_bias": layers.sublayers * bias + of_heads * d_head * model.norm.bias,
@@ -49,34 +43,9 @@ def parameter_count(config: Config, vocab_size: int) -> dict[str, int]:
     return {role: count for role, count in counts.items() if count}
 
 
-class LayerCounts(NamedTuple):
-    """The numbers of layers of a model.
-
-    depth: of its stack, or of its encoder.
-    decoder: of the decoder that reads an encoder, else 0.
-    cross: layers of that decoder whose cross-attention is a sublayer, not merged with another.
-    """
-
-    depth: int
-    decoder: int
-    cross: int
-
-    @property
-    def all(self) -> int:
-        """The layers of both stacks."""
-        return self.depth + self.decoder
-
-    @property
-    def sublayers(self) -> int:
-        """The sublayers of both stacks."""
-        return 2 * self.all + self.cross
-
-
 def layer_counts(config: Config) -> LayerCounts:
     """Return the numbers of layers of a model."""
-    model = config.model
-    decoder = (model.decoder_depth or model.depth) if model.family == "encoder_decoder" else 0
-    return LayerCounts(model.depth, decoder, decoder * (model.decoder_attention != "merged"))
+    return layers_of(config.model)
 
 
 def positions(config: Config) -> int:

@@ -25,7 +25,7 @@ from deepstack.config.load import (
     put,
     read_file,
     read_tree,
-    rival_lengths,
+    rivals,
     to_node,
 )
 from deepstack.config.schema import Config
@@ -180,9 +180,9 @@ def _several(override: str) -> Node | None:
 def _replace_axis(groups: Sequence[Group], key: str, axis: Node | None) -> list[Group]:
     """Return the groups with other values for a key, or without it if the axis is None.
 
-    Axes of other lengths of a run (`train.steps` for `train.tokens`) go.
+    Axes of keys that it replaces (`train.steps` for `train.tokens`) go.
     """
-    replaced = {f"train.{other}" for other in rival_lengths(key)}
+    replaced = rivals(key)
     groups = [{k: node for k, node in group.items() if k not in replaced} for group in groups]
     if axis is not None and not any(key in group for group in groups):
         groups.append({key: axis})
@@ -326,9 +326,9 @@ def _match_values(
 
 
 def are_exclusive(key: str, other: str) -> bool:
-    """Return whether two dotted keys replace one another: a key and its section, two lengths."""
+    """Return whether two dotted keys replace one another: a key and its section, or rivals."""
     nested = f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
-    return nested or other.removeprefix("train.") in rival_lengths(key)
+    return nested or other in rivals(key)
 
 
 def idle_rules(rules: Sequence[Rule], cells: Sequence[Mapping[str, Any]]) -> list[Problem]:

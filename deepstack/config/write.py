@@ -39,6 +39,9 @@ def to_yaml(config: Config) -> str:
     data = config.model_dump(mode="json")
     if config.train.has_budget:
         del data["train"]["steps"]
+    unwritten = {"d_model", "d_ff"} - config.model.model_fields_set
+    for key in ["parameters"] if config.model.parameters is None else unwritten:
+        del data["model"][key]
     for key in ("instruments", "layers_on"):  # the config.yaml of a run names only what is on
         if not data["log"][key]:
             del data["log"][key]

@@ -75,10 +75,13 @@ def tokens_per_step(config: Config, task: Task) -> int:
 def with_steps(config: Config, find_task: Callable[[Config], Task] = task_of) -> Config:
     """Return the configuration with the steps nearest to its `train.tokens` or `train.flops`.
 
-    A configuration that gives its steps is returned as it is.
+    The width to which `model.parameters` leads takes its place.  A configuration that gives its
+    steps and its width is returned as it is.
 
     find_task: Config -> its task.
     """
+    if config.model.parameters is not None:
+        config = with_overrides(config, {"model.d_model": config.model.d_model})
     train, budget = config.train, 0.0
     if train.tokens is not None:
         key, budget, a_step = "tokens", train.tokens, tokens_per_step(config, find_task(config))

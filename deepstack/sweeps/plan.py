@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -76,7 +76,8 @@ class Cell:
     memory: bytes.
     flops: of all training steps, without the probe.
     values: of the swept keys.
-    overridden: further keys that an override of the sweep's file set.
+    overridden: further keys that an override of the sweep's file set, and the width to which
+        model.parameters led.
     """
 
     config: conf.Config
@@ -166,11 +167,21 @@ def _cells(study: conf.Study, cache: CellCache) -> Iterator[tuple[conf.Config, c
         with named_in_errors(combination):
             config = conf.with_overrides(study.base, combination.settings)
             conf.refuse_absurd(config, extra_memory(config))
+            combination = with_width(combination, config.model)
             config = with_steps(config, cache.task)
         digest = conf.digest(without_defaults(config))
         if digest not in seen:
             seen.add(digest)
             yield config, combination
+
+
+def with_width(combination: conf.Combination, model: conf.Model) -> conf.Combination:
+    """Return a cell with the width to which `model.parameters` leads, if it is given."""
+    if model.parameters is None:
+        return combination
+    chosen = {"model.parameters": model.parameters, "model.d_model": model.d_model}
+    more = {key: value for key, value in chosen.items() if key not in combination.values}
+    return replace(combination, overridden=combination.overridden | more)
 
 
 @contextmanager

@@ -92,6 +92,12 @@ ROWS = (
         "lab/ledger/test_claims.py::test_a_claims_chart_draws_means_and_standard_errors",
     ),
     (
+        "repeated_layers_count_in_the_width", "config",
+        "owners = model.prelude_layers + model.unique_layers + model.coda_layers",
+        "owners = model.depth",
+        "config/test_width.py::test_no_other_width_of_a_built_model_is_nearer[looped]",
+    ),
+    (
         "largest_run_first", "sweeps",
         "key=lambda cell: (cell.flops,", "key=lambda cell: (-cell.flops,",
         "sweeps/test_sweeps.py::test_a_plan_is_cheap_first_and_knows_what_is_done",

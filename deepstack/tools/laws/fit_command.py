@@ -1,9 +1,10 @@
-"""The command `deepstack fit DIR… --law depth|width|compute`."""
+"""The command `deepstack fit DIR… --law depth|width|compute|loops`."""
 
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from deepstack.base import ConfigError
 from deepstack.cli import (
     Folders,
     Json,
@@ -22,8 +23,10 @@ from deepstack.cli import (
 @command("Tools", "deepstack fit results/depth_sweep --law depth")
 def fit_command(
     directories: Folders = ["results"],
-    law: Literal["depth", "width", "compute"] = option(
-        "x of the law: depth, width d_model, or training FLOPs.", default="depth"
+    law: Literal["depth", "width", "compute", "loops"] = option(
+        "x of the law: depth, width d_model, or training FLOPs; loops: the worth of "
+        "repeated layers.",
+        default="depth",
     ),
     to: Path | None = option("Draw losses and laws into this folder.", "--to", metavar="FOLDER"),
     where: Where = [],
@@ -35,13 +38,21 @@ def fit_command(
 
     A row for each setting with four values of x or more. Intervals are over seeds, from three seeds
     on. residual: root mean square, in nats.
+
+    --law loops prints phi: layers that are run r times (model.unique_layers) have the loss of r^phi
+    times as many layers that are run once.
     """
-    from deepstack.tools.laws.laws import law_table
+    if law == "loops":
+        if to is not None:
+            raise ConfigError("--to: found with --law loops, which has no chart; leave it out")
+        from deepstack.tools.laws.loops import loop_table as law_table
+    else:
+        from deepstack.tools.laws.laws import law_table as table_of
+
+        law_table = partial(table_of, law=law)
 
     with show_work("fitting"):
-        rows = study_rows(
-            directories, where, last, lambda runs: law_table(runs, law), f"no law of {law}"
-        )
+        rows = study_rows(directories, where, last, law_table, f"no law of {law}")
     emit(rows, json, markdown=markdown)
     if to is not None:
         from deepstack.plots import draw

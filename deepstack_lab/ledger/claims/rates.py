@@ -17,7 +17,6 @@ from deepstack_lab.ledger.sources import (
     DEPTHWISE_SPECTRAL,
     EFFECTIVE_RATE,
     HYPERP,
-    INVERSE_DEPTH,
     LANGUAGE_MODELS,
 )  # fmt: skip
 from deepstack_lab.ledger.statistics import exponents
@@ -210,39 +209,3 @@ def three_halves(runs: Runs) -> Drawn:
     exponents of experiments/which_law were known, all above -1.
     """
     return {LAW: rate_exponents(runs, "pre_ln")}
-
-
-EXCESS = "exponent of the loss above its optimum in N, 2 to 32 layers"
-SHARE = "least share of what can be learnt that a depth has learnt"
-
-
-@claim(
-    "SC-1", INVERSE_DEPTH, tier="cpu", study="inverse_depth.yaml",
-    source_range=Extent(LANGUAGE_MODELS, data="Chinchilla's models"),
-    published="loss − floor ∝ depth^−1, width^−1, data^−0.3",
-    read="from the abstract",
-    rules=(
-        Rule(EXCESS, -1.0, tolerance=0.2, null=Null(0.0, "depth does not matter")),
-        Rule(SHARE, 0.5, ">=", stated=False, null=Null(0.0, "nothing is learnt")),
-    ),
-)  # fmt: skip
-def inverse_depth(runs: Runs) -> Drawn:
-    """The loss above its floor falls as 1/N with depth.
-
-    Pre-LN on a masked Markov chain of 8 states, whose optimum is known, width 32, 1000 steps of
-    AdamW at 3e-3, five seeds. A toy of the statement, which the paper makes of language models. The
-    paper's own toy (residual MLPs that learn from 128 independent layers in 40,000 steps of 1024
-    inputs) takes hours and was not made.
-    """
-
-    def excess(run: Run) -> float:
-        last = run.evals.iloc[-1]
-        return float(last["loss_masked"] - last["optimal_loss"])
-
-    def gap(run: Run) -> float:
-        last = run.evals.iloc[-1]
-        return float(last["unigram_loss"] - last["optimal_loss"])
-
-    depths, above = along(runs, excess)
-    shares = 1 - above / along(runs, gap)[1]
-    return {EXCESS: exponents(depths, above), SHARE: shares.min(dim=1).values}

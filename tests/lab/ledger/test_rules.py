@@ -37,7 +37,7 @@ PLANTED = [
     ("LNS-V", "Pre-LN: R² of the exponential less R² of the power", -0.3),
     ("MH-1", "mHC: composite gain after training", 30.0),
     ("PL-V", "Peri-LN: exponent of Var x_l − Var x_1 in l − 1 after training", 2.0),
-    ("SC-1", "exponent of the loss above its optimum in N, 2 to 32 layers", -0.3),
+    ("SC-1", "exponent of the student's loss in N, 3 to 24 layers", -0.3),
     ("SP-1", "rank correlation of |λ_a| + |λ_g| with the share learnt", 0.3),
     ("SP-2", "attention: 99th percentile of the relative error of its variance", 0.4),
     ("TF-1", "share learnt at 200 layers", -0.05),
