@@ -10,7 +10,7 @@ from deepstack.instruments.answer.found import Found, More, depths_text
 from deepstack.instruments.answer.growth import MOST_RATES, rates_beyond, until_look
 from deepstack.instruments.answer.looks import FIXED, Looks
 from deepstack.instruments.answer.power import seeds_needed
-from deepstack.instruments.transfer.table import Transfer, losses_of, transfer
+from deepstack.instruments.transfer.table import Transfer, can_refine, losses_of, transfer
 from deepstack.runs.best import Best
 from deepstack.runs.intervals import LEAST_SEEDS, Interval, student
 from deepstack.runs.words import as_sentence, rate_sentence
@@ -36,7 +36,8 @@ def movement(settings: dict[str, list[Best]], most: int, looks: Looks = FIXED) -
         if len(losses) > 1:
             seeds = set.intersection(*(set(s) for at in losses.values() for s in at.values()))
             if seeds:
-                results[label] = transfer(losses)
+                runs = [run for one in cells for run in one.runs]
+                results[label] = transfer(losses, refines=can_refine(runs))
     if not results:
         return None
     known = {label: one for label, one in results.items() if one.exponent is not None}

@@ -126,6 +126,7 @@ def watch(quiet: bool, cells: Sequence[CommandCell]) -> Iterator[Any]:
                 seen[folder.name] = entry.state
                 loss = last_evaluation(folder).get("loss") if entry.state == "done" else None
                 text = "" if loss is None else f"  validation loss {number_text(loss)}"
+                text += f"  {entry.message}" if entry.message else ""
                 log(f"{entry.state:<12} {folder.name}{text}")
 
     log(counted("{} runs", len(cells)))
