@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,9 +26,11 @@ from deepstack.instruments.own_trainer.cells import (
 )
 from deepstack.instruments.own_trainer.launcher import CommandLauncher
 from deepstack.instruments.own_trainer.study_file import CommandFile
-from deepstack.records import Run, run_rows
+from deepstack.instruments.own_trainer.verdict import NoSpreadError, no_spread
+from deepstack.records import ENDED, Run, run_rows
 from deepstack.records.files import make_folder, trouble
 from deepstack.records.opened import followed
+from deepstack.runs.outcomes import Result
 from deepstack.runs.result_table import result_table
 from deepstack.runs.runs import Runs
 from deepstack.sweeps import CellProgress
@@ -73,6 +75,8 @@ class CommandTraining(SweepTraining):
         progress = self.run_pool(cells, launcher, watch(order.quiet, cells), part=part)
         self.left += of_other_sweeps(progress)
         self.ended |= {entry.cell.folder.name: entry for entry in progress}
+        if part and (why := no_spread(readable(self.ended.values()))):
+            raise NoSpreadError(f"undecided: {why} (exit code {NoSpreadError.exit_code})")
         return progress
 
     def into(self, name: str) -> CommandTraining:
@@ -84,10 +88,18 @@ class CommandTraining(SweepTraining):
         order = self.order
         runs = [Run(entry.cell.folder.path) for entry in progress if entry.cell.folder.exists()]
         emit(run_rows(runs) if order.json else results(runs), order.json)
+        if why := no_spread(readable(progress)):
+            log(why)
         if not order.quiet and any(entry.state == "done" for entry in progress):
             study = shlex.quote(str(order.out / order.name))
             log(f"next: deepstack answer {study} (or compare, report, plot, ls)")
         self.end(progress)
+
+
+def readable(progress: Iterable[CellProgress]) -> list[Result]:
+    """Return the results of the runs that have ended and can be read."""
+    runs = [Run(entry.cell.folder.path) for entry in progress if entry.state in ENDED]
+    return list(Runs(run for run in runs if run.damage() is None).results.values()) if runs else []
 
 
 def results(runs: Sequence[Run]) -> list[dict[str, Any]]:
