@@ -131,6 +131,14 @@ def test_best_rates_of_a_command_are_stated_without_a_loss_to_compare_with(tmp_p
     assert not [word for word in ("learns", "--refine", "unnamed") if word in answer]
 
 
+def test_a_run_of_a_command_is_not_trained_again(place: Path, tmp_path: Path) -> None:
+    run = run_of(place, "good")
+    assert "is a run of a foreign command" in refusal(2, "rerun", run.path, "--check")
+    page = tmp_path / "report.html"
+    succeed("report", run.path.parent, "--to", page)
+    assert "deepstack rerun" not in page.read_text(encoding="utf-8")
+
+
 def test_a_repeated_sweep_runs_only_what_failed(place: Path, tmp_path: Path) -> None:
     shutil.copytree(place, tmp_path / "copy")
     folder = tmp_path / "copy"
