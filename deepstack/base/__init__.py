@@ -34,6 +34,7 @@ from deepstack.base.text import printable as printable
 from deepstack.base.text import quote as quote
 from deepstack.base.text import scalar as scalar
 from deepstack.base.text import short_text as short_text
+from deepstack.base.text import shorten as shorten
 from deepstack.base.text import signed_text as signed_text
 from deepstack.base.text import tally as tally
 from deepstack.base.text import value_text as value_text

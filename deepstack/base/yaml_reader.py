@@ -45,6 +45,7 @@ _LOOKALIKES = re.compile("[\u00a0\u2000-\u200a\u202f\u3000\uff1a]")
 _MEANINGS = {
     "mapping values": "a second ': ' on one line, or a line further in than the line above: "
     "write it as far in",
+    "escape character": "a \\ in double quotes: use single quotes, as in 'loss (\\d+)'",
     "quoted scalar": "a quote without its end: add it",
     "flow mapping": "a '{' without '}', or no ', ' between two entries: write {a: 1, b: 2}",
     "flow sequence": "a '[' without ']', or no ', ' between two values: write [1, 2]",

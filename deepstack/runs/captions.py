@@ -39,7 +39,8 @@ def title_of(runs: Sequence[Run], series: Sequence[Series]) -> str:
     labels = list(dict.fromkeys(scheme_label(run) for run in runs))
     schemes = ", ".join(labels) if len(labels) <= 4 else f"{len(labels)} schemes"
     tasks = list(dict.fromkeys(str(run.get("task.name", "?")) for run in runs))
-    words = f"{schemes} on {', '.join(tasks)}"
+    known = [task for task in tasks if task != "unnamed"]
+    words = f"{schemes} on {', '.join(known)}" if known else schemes
     depths = [words.replace(" ", "\u00a0") for words in depth_words(runs)]
     words += f", N\u00a0=\u00a0{depths[0]}" + (f"\u00a0to\u00a0{depths[-1]}" if depths[1:] else "")
     seeds = {run.get(SEED, 0) for run in runs}

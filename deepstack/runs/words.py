@@ -177,11 +177,16 @@ def rate_sentence(rows: Sequence[Best], most: int) -> str | None:
         return None
     words = []
     for one in deepest[:most]:
+        if not one.is_judged:  # no loss to compare with
+            words += [f"the best rate of {one.label} is {one.value_text}"] * one.is_chosen
+            continue
         if one.is_chosen and not one.learnt:
             words.append(f"{one.label} learns at no rate")
             continue
         where = f" at its best rate ({one.value_text})" if one.is_chosen else ""
         words.append(f"{one.label} learns{where}: {one.learnt} of {counted('{} seeds', one.seeds)}")
+    if not words:
+        return None
     more = f"; and {len(deepest) - most} more" if len(deepest) > most else ""
     return f"At N = {deepest[0].depth}, {'; '.join(words)}{more}."
 

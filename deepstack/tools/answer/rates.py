@@ -11,7 +11,7 @@ from deepstack.tools.answer.found import Found, More, depths_text
 from deepstack.tools.answer.growth import MOST_RATES, rates_beyond, until_look
 from deepstack.tools.answer.looks import FIXED, Looks
 from deepstack.tools.answer.power import seeds_needed
-from deepstack.tools.transfer.table import Transfer, losses_of, transfer
+from deepstack.tools.transfer.table import Transfer, can_refine, losses_of, transfer
 
 MOST_RUNS = 200  # beyond this number no further runs are advised
 METHOD = (
@@ -34,7 +34,8 @@ def movement(settings: dict[str, list[Best]], most: int, looks: Looks = FIXED) -
         if len(losses) > 1:
             seeds = set.intersection(*(set(s) for at in losses.values() for s in at.values()))
             if seeds:
-                results[label] = transfer(losses)
+                runs = [run for one in cells for run in one.runs]
+                results[label] = transfer(losses, refines=can_refine(runs))
     if not results:
         return None
     known = {label: one for label, one in results.items() if one.exponent is not None}

@@ -199,6 +199,11 @@ def undeclared(weights: Weights) -> list[str]:
     return [name for name, p in weights.module.named_parameters() if p not in declared]
 
 
+def undeclared_of_reference(reference: Reference, weights: Weights) -> list[str]:
+    """Return the names of the reference's parameters that the module does not declare."""
+    return list(dict.fromkeys(key[0] for key in reference.entries if key not in weights.pieces))
+
+
 def residual_stack(function: Callable[..., Tensor], reference: Reference) -> Reference:
     """Return the reference's stack with a user's function in the place of `Scheme.residual`.
 

@@ -9,7 +9,7 @@ import torch
 from deepstack.config import MATRICES
 from deepstack.model import LinearMaps
 from deepstack.schemes import NORMS
-from deepstack.tools.conform.block import Block, undeclared
+from deepstack.tools.conform.block import Block, undeclared, undeclared_of_reference
 from deepstack.tools.conform.causes import hypotheses
 from deepstack.tools.conform.compare import (
     compare_gradients,
@@ -82,8 +82,7 @@ class Comparison:
     def note_undeclared(self) -> None:
         """Note the parameters of the reference that the block does not declare."""
         reference, own = pair(self.block, self.scheme, self.depths[0], self.settings)
-        missing = dict.fromkeys(key[0] for key in reference.entries if key not in own.pieces)
-        if missing:
+        if missing := undeclared_of_reference(reference, own):
             self.report.notes.append(
                 f"not declared, and kept at their start in the reference: {', '.join(missing)}"
             )
@@ -243,6 +242,9 @@ class Comparison:
             else:
                 key, size = "extra parameter", f"a gradient other than 0 at N = {depth}"
                 cause = f"the block trains {extra[0]}, which the reference does not have"
+                if missing := undeclared_of_reference(reference, own):
+                    cause = f"the block trains {extra[0]}, which PARAMETERS does not name; "
+                    cause += f"the reference's {' and '.join(missing)} may be the same: name them"
                 line = scheme_place(reference, "setup", "residual", "layer")
             self.differ("gradients", key, size, cause, reference, line)
             return

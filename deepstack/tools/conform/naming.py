@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from deepstack.model import DISTRIBUTIONS, initialise
@@ -11,6 +12,7 @@ from deepstack.tools.conform.start import Start
 from deepstack.tools.conform.weights import Key
 
 CLOSE = 1e-6
+NEAR = 0.1  # relative difference of two measured deviations that count as equal
 
 
 def scheme_at(reference: Reference, place: StackPosition) -> StackScheme | None:
@@ -116,10 +118,36 @@ def start_cause(
                 f"{listed(roles)}{where}: {name}",
                 line,
             )
-    changed = {one.depth: one.ratio for one in failed if one.name == first.name}
-    ratios = ", ".join(f"{ratio:.3g} at N = {N}" for N, ratio in changed.items())
-    text = f"{listed(roles)}{where} start at another deviation: {ratios} times the reference's"
+    groups: list[tuple[list[str], Mapping[int, float]]] = []
+    for role in roles:
+        ratios = ratios_of(failed, role)
+        same = (names for names, others in groups if are_near(ratios, others))
+        if (names := next(same, None)) is not None:
+            names.append(role)
+        else:
+            groups.append(([role], ratios))
+    parts = [
+        f"{listed(names)} {', '.join(f'{ratio:.3g} at N = {N}' for N, ratio in ratios.items())}"
+        for names, ratios in groups
+    ]
+    text = f"another deviation{where}, in multiples of the reference's: {'; '.join(parts)}"
     return f"start {', '.join(roles)}{where}", text, line
+
+
+def ratios_of(failed: Sequence[Start], role: str) -> dict[int, float]:
+    """Return the median ratio of a role's deviation to the reference's at each depth."""
+    by_depth: dict[int, list[float]] = {}
+    for one in failed:
+        if one.name == role:
+            by_depth.setdefault(one.depth, []).append(one.ratio)
+    return {N: median(ratios) for N, ratios in by_depth.items()}
+
+
+def are_near(ratios: Mapping[int, float], others: Mapping[int, float]) -> bool:
+    """Return whether the ratios of two roles differ by less than a tenth at all depths."""
+    return ratios.keys() == others.keys() and all(
+        abs(ratio - others[N]) <= NEAR * max(ratio, others[N]) for N, ratio in ratios.items()
+    )
 
 
 def update_cause(

@@ -29,7 +29,8 @@ AT_START = (INITIAL, EMBEDDING_SCALE, INPUT_SCALE)
 """Causes before training that the ratio of a step to the start shows."""
 
 REMEDIES = {
-    OUTPUT: "multiply the logits, or Adam's rate of the output matrix, by base width / width",
+    OUTPUT: "multiply the logits by base width / width; without a multiplier, start and Adam's "
+    "rate of the output matrix go as 1/width",
     RATE: "Adam's rate of a matrix whose sides both grow goes as 1/width; SGD's is constant",
     READOUT_RATE: "with logits multiplied by 1/width, Adam's rate of the matrix is constant",
     ATTENTION: "divide q·k by the width of a head, not by its root",

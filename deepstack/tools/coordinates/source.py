@@ -132,7 +132,8 @@ def load_source(source: Any, **functions: Any) -> Source:
             raise ConfigError(
                 f"{name}: {key} is {type(function).__name__}; type:\n    {LINES[key]}"
             )
-    refuse_parameters(name, found["build"])
+    for key, function in found.items():
+        refuse_parameters(name, key, function)
     return Source(
         name,
         found["build"],
@@ -143,13 +144,19 @@ def load_source(source: Any, **functions: Any) -> Source:
     )
 
 
-def refuse_parameters(name: str, build: Callable[..., Any]) -> None:
-    """Raise ConfigError unless `build` takes width, depth and seed, and needs nothing else."""
+def refuse_parameters(name: str, key: str, function: Callable[..., Any]) -> None:
+    """Raise ConfigError unless a function takes the arguments of the call, and needs no others."""
     try:
-        inspect.signature(build).bind(width=0, depth=0, seed=0)
+        signature = inspect.signature(function)
+    except ValueError:  # some built-in functions have no signature
+        return
+    try:
+        if key == "build":
+            signature.bind(width=0, depth=0, seed=0)
+        else:
+            signature.bind(*range({"batch": 1, "loss": 2, "optimizer": 3}[key]))
     except TypeError as error:
-        found = str(inspect.signature(build))
-        raise ConfigError(f"{name}: build has {found}; type:\n    {LINES['build']}") from error
+        raise ConfigError(f"{name}: {key} has {signature}; type:\n    {LINES[key]}") from error
 
 
 def default_optimizer(model: nn.Module, width: int, depth: int) -> torch.optim.Optimizer:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from deepstack.base import ResourceError
+from deepstack.base import ResourceError, shorten
 from deepstack.records import LARGEST_TEXT, open_file, read
 
 STEP = "step"
@@ -24,6 +24,7 @@ NUMBER = r"[-+]?(?:nan|inf(?:inity)?|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]
 NUMBER_HERE = re.compile(NUMBER, re.IGNORECASE)
 NOT_FINITE = r"[-+]?(?:[nN][aA][nN]|[iI][nN][fF](?:[iI][nN][iI][tT][yY])?)"
 ENDINGS = (".json", ".jsonl", ".csv")
+LONGEST_SHOWN = 120  # characters of a line in a message
 LONGEST_LINE = 2**16  # characters of a line in which a pattern is looked for
 
 
@@ -187,6 +188,17 @@ def lines_of(path: Path) -> Iterator[str]:
         return
 
 
+def end_of(output: Path) -> str:
+    """Return the last line of an output that has a number, or that there is none."""
+    last = ""
+    for line in lines_of(output):
+        if re.search("[0-9]", line):
+            last = line.strip()
+    if not last:
+        return "it has no line with a number"
+    return f"its last line with a number: {shorten(last, LONGEST_SHOWN)!r}"
+
+
 def inner(row: Any, key: str) -> Any:
     """Return the value at a key of an object, or at a dotted key inside of it; None for none."""
     if isinstance(row, dict) and key in row:
@@ -221,7 +233,9 @@ def read_metric(metric: Metric, output: Path, files: Path, since: int) -> list[V
     if isinstance(metric, Pattern):
         values = metric.values(lines_of(output))
         if not values:
-            raise ValueError(f"no line of {output.name} matches the metric {metric.text!r}")
+            raise ValueError(
+                f"no line of {output.name} matches the metric {metric.text!r}; {end_of(output)}"
+            )
         return values
     path = files / metric.name
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +21,8 @@ from deepstack.cli import (
     log,
     of_other_sweeps,
 )
-from deepstack.records import Run, followed, make_folder, run_rows, trouble
-from deepstack.runs import Runs, result_table
+from deepstack.records import ENDED, Run, followed, make_folder, run_rows, trouble
+from deepstack.runs import Result, Runs, result_table
 from deepstack.sweeps import CellProgress, visible_gpus
 from deepstack.tools.own_trainer.cells import (
     CommandCell,
@@ -33,6 +33,7 @@ from deepstack.tools.own_trainer.cells import (
 )
 from deepstack.tools.own_trainer.launcher import CommandLauncher
 from deepstack.tools.own_trainer.study_file import CommandFile
+from deepstack.tools.own_trainer.verdict import NoSpreadError, no_spread
 
 ALL = "mean ± deviation"  # the column of losses where no name of the command is the depth
 
@@ -73,6 +74,8 @@ class CommandTraining(SweepTraining):
         progress = self.run_pool(cells, launcher, watch(order.quiet, cells), part=part)
         self.left += of_other_sweeps(progress)
         self.ended |= {entry.cell.folder.name: entry for entry in progress}
+        if part and (why := no_spread(readable(self.ended.values()))):
+            raise NoSpreadError(f"undecided: {why} (exit code {NoSpreadError.exit_code})")
         return progress
 
     def into(self, name: str) -> CommandTraining:
@@ -84,10 +87,18 @@ class CommandTraining(SweepTraining):
         order = self.order
         runs = [Run(entry.cell.folder.path) for entry in progress if entry.cell.folder.exists()]
         emit(run_rows(runs) if order.json else results(runs), order.json)
+        if why := no_spread(readable(progress)):
+            log(why)
         if not order.quiet and any(entry.state == "done" for entry in progress):
             study = shlex.quote(str(order.out / order.name))
             log(f"next: deepstack answer {study} (or compare, report, plot, ls)")
         self.end(progress)
+
+
+def readable(progress: Iterable[CellProgress]) -> list[Result]:
+    """Return the results of the runs that have ended and can be read."""
+    runs = [Run(entry.cell.folder.path) for entry in progress if entry.state in ENDED]
+    return list(Runs(run for run in runs if run.damage() is None).results.values()) if runs else []
 
 
 def results(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -126,6 +137,7 @@ def watch(quiet: bool, cells: Sequence[CommandCell]) -> Iterator[Any]:
                 seen[folder.name] = entry.state
                 loss = last_evaluation(folder).get("loss") if entry.state == "done" else None
                 text = "" if loss is None else f"  validation loss {number_text(loss)}"
+                text += f"  {entry.message}" if entry.message else ""
                 log(f"{entry.state:<12} {folder.name}{text}")
 
     log(counted("{} runs", len(cells)))

@@ -252,10 +252,15 @@ def section_of(
             row | {"path": path and os.path.relpath(run.path, path.resolve().parent)}
             for row, run in zip(runs.rows, runs, strict=True)
         ],
-        "example": shlex.quote(str(runs[0].path)),
+        "example": next((shlex.quote(str(run.path)) for run in runs if can_rerun(run)), ""),
         "shared": yaml_of(shared_settings(runs)),
         "environments": environments(runs),
     }
+
+
+def can_rerun(run: Run) -> bool:
+    """Return whether deepstack has trained a run: not a command or a probe's own model."""
+    return not {"hidden", "trainer"} & run.meta.keys()
 
 
 def environments(runs: Sequence[Run]) -> list[dict[str, Any]]:

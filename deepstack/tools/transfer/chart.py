@@ -23,6 +23,7 @@ from deepstack.runs import LEAST_SEEDS, LR, NO_INTERVAL, Runs, Series, require
 from deepstack.tools.transfer.table import (
     PUBLISHED_LAWS,
     Losses,
+    can_refine,
     final_losses,
     mean_curve,
     shared_seeds,
@@ -58,7 +59,7 @@ def draw_best_rates(drawing: Drawing, panel: Panel, losses: Mapping[Series, Loss
         if len(losses[s]) < 2:
             drawing.note(f"{s.label}: no seed has a loss at every rate of two depths")
             continue
-        result = transfer(losses[s])
+        result = transfer(losses[s], refines=can_refine(s.runs))
         rows = pd.DataFrame(
             [(best.depth, *best.rate, best.seeds, "" if best.inside else EDGE_RATE)
              for best in result.best],

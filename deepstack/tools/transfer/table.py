@@ -40,6 +40,7 @@ class BestRate(NamedTuple):
     edge: empty if both neighbours have a finite loss.  Else `rate` is the best one tried, without
         an interval, and `edge` is `highest` or `lowest`, its place among the rates tried, or
         `diverged` if a neighbour diverged.
+    refines: whether `--refine` can add rates, as to runs that deepstack trains.
     """
 
     depth: int
@@ -47,6 +48,7 @@ class BestRate(NamedTuple):
     loss: float
     edge: str
     seeds: int
+    refines: bool = True
 
     @property
     def inside(self) -> bool:
@@ -57,12 +59,12 @@ class BestRate(NamedTuple):
     def advice(self) -> str:
         """Where the best rate lies, and which rates to add; empty if it lies inside."""
         at = f"N = {self.depth}: best at"
-        rate, refine = f"{self.rate.value:.4g}", "or --refine train.lr"
+        rate, refine = f"{self.rate.value:.4g}", ", or --refine train.lr" * self.refines
         if self.edge == DIVERGED:
-            return f"{at} {rate}, next to a rate that diverged; add rates between them, {refine}"
+            return f"{at} {rate}, next to a rate that diverged; add rates between them{refine}"
         if self.edge:
             more = "higher" if self.edge == HIGHEST else "lower"
-            return f"{at} the {self.edge} rate tried ({rate}); add {more} ones, {refine}"
+            return f"{at} the {self.edge} rate tried ({rate}); add {more} ones{refine}"
         return ""
 
 
@@ -95,10 +97,13 @@ class Estimates(NamedTuple):
     predicted: float
 
 
-def transfer(losses: Losses, draws: int = DRAWS, at: int | None = None) -> Transfer:
+def transfer(
+    losses: Losses, draws: int = DRAWS, at: int | None = None, refines: bool = True
+) -> Transfer:
     """Return best rates, exponent and costs of one setting, with intervals over seeds.
 
     at: a depth whose best rate is predicted by the power law through the best rates.
+    refines: see BestRate.
 
     The estimates come from the mean losses of the seeds that every depth and rate share, and of
     samples of these (`deepstack.runs.intervals`), equal at every depth: a seed has the same
@@ -125,7 +130,7 @@ def transfer(losses: Losses, draws: int = DRAWS, at: int | None = None) -> Trans
         rate = interval([sample.rates[n] for sample in samples], len(seeds), log=True)
         if edge:
             rate = UNKNOWN._replace(value=rate.value)
-        best.append(BestRate(n, rate, float(curve[1].min()), edge, len(seeds)))
+        best.append(BestRate(n, rate, float(curve[1].min()), edge, len(seeds), refines))
     costs: dict[int, Interval | None] = {}
     for one in best:
         extra = interval([sample.costs[one.depth] for sample in samples], len(seeds))
@@ -214,8 +219,13 @@ def transfers(runs: Runs, at: int | None = None) -> dict[str, Transfer]:
     for series in ended.series(but=[LR]):
         losses = final_losses(series.runs)
         if any(len(by_rate) > 1 for by_rate in losses.values()) and shared_seeds(losses):
-            results[series.label] = transfer(losses, at=at)
+            results[series.label] = transfer(losses, at=at, refines=can_refine(series.runs))
     return require(results, "needs finished runs of two learning rates with a common seed")
+
+
+def can_refine(runs: Iterable[Run]) -> bool:
+    """Return whether `--refine` can add rates to runs: not to the commands of a foreign trainer."""
+    return not any(run.get("model.scheme_options.command") for run in runs)
 
 
 def transfer_table(runs: Runs, at: int | None = None) -> tuple[list[dict[str, Any]], list[str]]:

@@ -161,13 +161,18 @@ def parent_of(run: str | Path, steps: int, overrides: Sequence[str] = ()) -> Ext
 def recorded_config(folder: RunFolder) -> conf.Config:
     """Return the config of a run that deepstack has trained.
 
-    Raises ConfigError for a run of an external model, PluginError for a missing plugin.
+    Raises ConfigError for runs of external models and of commands, PluginError for missing plugins.
     """
     meta = folder.read_meta()
     if "hidden" in meta:
         raise ConfigError(
             f"{folder.path} was measured by deepstack.probe, not trained by deepstack: there is "
             "nothing to train again or to export; `deepstack plot` and `deepstack ls` read it"
+        )
+    if "trainer" in meta:
+        raise ConfigError(
+            f"{folder.path} is a run of a foreign command: there is nothing to train again or to "
+            "export; `deepstack rm` it and repeat the `deepstack sweep` of its study"
         )
     require_recorded(folder, meta.get("plugins", []))
     return conf.load_config(folder.config_path)

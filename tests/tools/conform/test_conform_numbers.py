@@ -140,6 +140,18 @@ def test_a_trained_parameter_that_the_scheme_lacks_is_named(
     assert difference.check == "gradients" and "the block trains scale" in difference.cause
 
 
+def test_a_final_norm_that_is_not_declared_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    compare_at(monkeypatch, 2)
+    given = block("pre_ln")
+    kept = {name: own for name, own in given.PARAMETERS.items() if "final" not in name}
+    given = SimpleNamespace(**{**vars(given), "PARAMETERS": kept})
+    difference = found("pre_ln", given, "forward", "gradients")
+    words = (
+        "which PARAMETERS does not name; the reference's final_norm.gain and final_norm.bias may"
+    )
+    assert words in difference.cause
+
+
 def test_the_factor_of_adams_epsilon_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """CompleteP divides epsilon by m = N/2 (Dey et al. 2025, Table 1)."""
     compare_at(monkeypatch, 8)
@@ -192,6 +204,28 @@ def test_a_mean_other_than_0_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert difference.key == "mean q"
     [mean] = re.findall(r"the mean of q is ([\d.]+) of its deviation", difference.cause)
     assert float(mean) == pytest.approx(1 / 3, rel=0.2)
+
+
+def test_roles_with_different_starts_have_their_own_ratios(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in GPT-2: matrices that write into the stream start smaller, by a power of depth."""
+    compare_at(monkeypatch, 2, 8)
+    right = block("pre_ln")
+
+    def build(depth: int, *sizes: int) -> nn.Module:
+        stack: nn.Module = right.build(depth, *sizes)
+        for layer in stack.layers:  # type: ignore[union-attr]
+            for map in (layer.q, layer.k):
+                map.weight.data *= 0.5
+            for map in (layer.o, layer.w2):
+                map.weight.data *= (2 * depth) ** -0.5
+        return stack
+
+    cause = found("pre_ln", SimpleNamespace(**{**vars(right), "build": build}), "start").cause
+    for names, wanted in (("q and k", (0.5, 0.5)), ("o and w2", (0.5, 0.25))):
+        [ratios] = re.findall(rf"{names} ([\d.]+) at N = 2, ([\d.]+) at N = 8", cause)
+        assert tuple(map(float, ratios)) == pytest.approx(wanted, rel=0.05), cause
 
 
 @pytest.mark.parametrize("seed", range(2))

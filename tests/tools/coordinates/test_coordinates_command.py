@@ -81,6 +81,18 @@ BATCH = "def batch(seed):\n    return torch.randn(2, 3), torch.randn(2, 5)\n"
             BATCH + BUILD.replace("width, depth, seed", "w, d"),
             "build has (w, d); type:\n    def bui",
         ),
+        (
+            BATCH.replace("seed", "") + BUILD,
+            "batch has (); type:\n    def batch(seed):",
+        ),
+        (
+            BATCH + BUILD + "def optimizer(model):\n    pass\n",
+            "optimizer has (model); type:\n    def optimizer(model, width, depth):",
+        ),
+        (
+            BATCH + BUILD + "def loss(model, x, y):\n    pass\n",
+            "loss has (model, x, y); type:\n    def loss(model, batch):",
+        ),
         (BATCH + "build = 3\n", "build is int; type:\n    def build(width, depth, seed):"),
         (BATCH + BUILD.replace("nn.Linear(3, width)", "3"), "returned int; allowed a torch.nn.Mod"),
         (BATCH + BUILD.replace("width)", "wide)"), "build.py:6: NameError: name 'wide' is not"),

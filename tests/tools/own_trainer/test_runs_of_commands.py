@@ -73,16 +73,18 @@ def test_a_command_without_a_value_has_failed_and_a_changed_script_is_named(
     tmp_path: Path,
 ) -> None:
     script = tmp_path / "own.py"
-    script.write_text("import sys\nprint('val', sys.argv[1]) if sys.argv[1] == '1' else None\n")
+    script.write_text("import sys\nprint('val' if sys.argv[1] == '1' else 'valid=', 1)\n")
     text = f"command: python -S {script} {{seed}}\nmetric: 'val ([0-9.]+)'\n"
     study = write(tmp_path, f"{text}sweep: {{grid: {{seed: [0, 1]}}}}\n")
     out = tmp_path / "results"
     first = typed("sweep", study, "--out", out)
     assert first.exit_code == 3 and "changed" not in first.stderr
     ends = {run.get("seed"): (run.state, run.status.get("error")) for run in find_runs(out)}
-    error = "no line of output.txt matches the metric 'val ([0-9.]+)'"
+    error = "no line of output.txt matches the metric 'val ([0-9.]+)'; "
+    error += "its last line with a number: 'valid= 1'"
+    assert error in first.stderr.partition("2 of 2")[0].partition("running")[2]  # at once
     assert ends == {0: ("failed", error), 1: ("done", None)}
-    script.write_text(script.read_text().replace(" if sys.argv[1] == '1' else None", ""))
+    script.write_text(script.read_text().replace("'valid='", "'val'"))
     again = typed("sweep", study, "--out", out)
     assert again.exit_code == 0 and str(script) in again.stderr, again.stderr
     assert {run.state for run in find_runs(out)} == {"done"}
@@ -111,6 +113,30 @@ def test_tables_and_charts_read_the_runs(place: Path, tmp_path: Path) -> None:
     assert "good" in succeed("answer", study, "--to", tmp_path)
     assert "loss_vs_step" in succeed("plot", "loss_vs_step", study, "--to", tmp_path)
     assert deepstack.load_runs(study)["val_loss"].min() == pytest.approx(2.11)
+
+
+def test_best_rates_of_a_command_are_stated_without_a_loss_to_compare_with(tmp_path: Path) -> None:
+    """Nothing is called learnt, `--refine` is not advised, and no task has a name."""
+    script = tmp_path / "own.py"
+    script.write_text("import sys\nprint('val', 3 - 100 * float(sys.argv[1]))\n")
+    study = write(
+        tmp_path,
+        f"command: python -S {script} {{lr}} {{depth}} {{seed}}\nmetric: 'val ([0-9.]+)'\n"
+        "sweep: {grid: {depth: [2, 4], lr: [1e-3, 2e-3], seed: [0, 1]}}\n",
+    )
+    succeed("sweep", study, "--out", tmp_path / "results", "--workers", 2)
+    answer = " ".join(succeed("answer", tmp_path / "results", "--to", tmp_path / "to").split())
+    assert "At N = 4, the best rate of own is 0.002, the highest tried." in answer
+    assert "(0.002); add higher ones)" in answer
+    assert not [word for word in ("learns", "--refine", "unnamed") if word in answer]
+
+
+def test_a_run_of_a_command_is_not_trained_again(place: Path, tmp_path: Path) -> None:
+    run = run_of(place, "good")
+    assert "is a run of a foreign command" in refusal(2, "rerun", run.path, "--check")
+    page = tmp_path / "report.html"
+    succeed("report", run.path.parent, "--to", page)
+    assert "deepstack rerun" not in page.read_text(encoding="utf-8")
 
 
 def test_a_repeated_sweep_runs_only_what_failed(place: Path, tmp_path: Path) -> None:

@@ -113,6 +113,28 @@ def test_a_study_of_a_change_ends_with_its_decision(tmp_path: Path) -> None:
     assert again.exit_code == NOT_BETTER and "running" not in again.stderr
 
 
+@pytest.mark.parametrize(
+    ("printed", "words"),
+    [
+        ("2.5 - float(r)", "each command prints one value for all seeds"),
+        ("2.5 + int(s) / 100", "candidate prints the same values as baseline for 3 seeds"),
+    ],
+)
+def test_losses_that_no_seed_can_decide_are_undecided_at_the_first_look(
+    printed: str, words: str, tmp_path: Path
+) -> None:
+    """A script that ignores its seed has no spread, and one that ignores the change no effect."""
+    script, path = tmp_path / "own.py", tmp_path / "change.yaml"
+    script.write_text(f"import sys\nr, s = sys.argv[2:]\nprint('step 1: val loss', {printed})\n")
+    path.write_text(STUDY.replace(str(TRAINER), str(script)).replace("RATE", "2e-3"))
+    words_of_sweep = ("sweep", path, "--workers", 2, "--out", tmp_path / "results")
+    done = typed(*words_of_sweep, "--until", "decided")
+    assert done.exit_code == UNDECIDED, done.output
+    assert f"undecided: {words}" in done.stderr and "12 runs" not in done.stderr
+    without = typed(*words_of_sweep)
+    assert without.exit_code == 0 and words in without.stderr
+
+
 def test_a_comparison_needs_the_seed_in_both_commands(tmp_path: Path) -> None:
     path = tmp_path / "change.yaml"
     text = STUDY.replace("RATE {seed}", "1e-4 0").replace("sweep: {grid: {seed: [0, 1, 2]}}\n", "")
