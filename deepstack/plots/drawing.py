@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from deepstack.base.text import counted
-from deepstack.plots.chart import Chart, Options, Table
+from deepstack.plots.chart import Chart, Options, Table, begin_drawing
 from deepstack.plots.group import MOST_LINES, MOST_PANELS, Group, Placement, Rule, scheme_of
 from deepstack.plots.legend import Legend
 from deepstack.plots.page import Page
@@ -163,6 +163,7 @@ class Drawing:
         titles: titles of the panels, by default their names; an only panel has none.
         published: whether published values follow on top.
         """
+        begin_drawing()
         every = list(contents)
         names = [getattr(one, "name", None) for one in every] if names is None else names
         self.panels += self._add_panels(names, titles, columns, height)

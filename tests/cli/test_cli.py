@@ -181,7 +181,7 @@ def test_plot_draws_each_study_of_a_results_folder_by_itself(tmp_path: Path) -> 
     drawn = {path.stem for path in written if path.parts[-3] == "one"}
     assert drawn == {*CHARTS} - NEEDING_MORE
     (line,) = (one for one in result.stderr.splitlines() if "these runs do not allow" in one)
-    assert "one: frontier, " in line and "deepstack plot CHART DIR says why" in line
+    assert "one: frontier, " in line and "--why has the reasons" in line
     alone = typed("plot", "frontier", tmp_path / "one")
     assert "frontier is not drawn: needs finished runs of two learning rates" in alone.stderr
     chosen = typed("plot", "update_vs_depth", tmp_path / "one", "--to", tmp_path / "x")

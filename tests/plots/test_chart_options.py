@@ -218,5 +218,5 @@ def test_a_chart_has_at_most_fifteen_panels_unless_schemes_are_named(tmp_path: P
 def test_charts_that_runs_do_not_allow_share_a_line() -> None:
     notes = ["a is not drawn: x", "run r is left out: y", "b is not drawn: z"]
     others, line = joined_notes(notes)
-    assert others == notes[1] and line.endswith("says why): a, b") and "2 charts" in line
+    assert others == notes[1] and line.endswith("reasons): a, b") and "2 charts" in line
     assert joined_notes(notes[:2]) == notes[:2]
