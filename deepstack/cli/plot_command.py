@@ -17,6 +17,7 @@ from deepstack.cli.output import emit, log, show_work, terminal_width
 from deepstack.cli.several_studies import newest_note, studies_below
 
 MAIN_FORMATS = "png,csv"
+BESIDE = {".csv": "CSV of its values", ".txt": "TXT of its settings"}
 FEW_CHARTS = 2  # up to which a terminal shows the path of each file
 axis, look, files = (
     partial(opt.option, panel=heading)
@@ -180,9 +181,9 @@ def other_charts(
     last: int | None,
     best: Sequence[str],
 ) -> str:
-    """Return the line on the CSV files and on the charts that are not drawn.
+    """Return the line on the files beside the figures, and on the charts that are not drawn.
 
-    'CSV of the drawn values beside each; 9 more: --all; 15 need other runs: --why'.
+    'beside each: CSV of its values, TXT of its settings; 9 more: --all; 15 need other runs: --why'.
     """
     from deepstack.plots.allowed import reasons_against
 
@@ -191,8 +192,9 @@ def other_charts(
     reasons = next(iter(studies.values()))
     needing = sum(map(bool, reasons.values()))
     more = len([name for name, reason in reasons.items() if name not in names and not reason])
-    has_csv = any(len(files) > 1 and files[-1].suffix == ".csv" for _, files in drawn)
-    parts = ["CSV of the drawn values beside each"] if has_csv else []
+    kinds = {file.suffix: None for _, files in drawn for file in files[1:]}
+    words = [meaning for kind, meaning in BESIDE.items() if kind in kinds]
+    parts = [f"beside each: {', '.join(words)}"] if words else []
     parts += [f"{more} more: --all"] if more else []
     parts += [f"{needing} need other runs: --why"] if needing else []
     return "; ".join(parts)

@@ -18,7 +18,7 @@ from deepstack.runs.settings import DEPTH, SCHEME, evenly_spaced
 
 T = TypeVar("T")
 Rule = Literal["lines", "curves", "series", "stacks"]
-MOST_LINES = 6  # series in a panel; more have a panel for each scheme
+MOST_LINES = 4  # series in a panel, if schemes have several; more have a panel for each scheme
 MOST_PANELS = 15
 
 

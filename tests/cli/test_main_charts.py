@@ -33,17 +33,17 @@ def test_a_study_has_five_main_charts_as_png_and_csv(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.stderr
     titles, figures = zip(*(line.split("\t") for line in shown.stdout.splitlines()), strict=True)
     assert titles[:2] == ("Final validation loss against depth", "Model update against depth")
-    files = {path.with_suffix(kind) for path in map(Path, figures) for kind in (".png", ".csv")}
+    files = {
+        path.with_suffix(kind) for path in map(Path, figures) for kind in (".png", ".csv", ".txt")
+    }
     assert {Path(figure).suffix for figure in figures} == {".png"}
     assert names(shown.stdout) == [
         "final_loss_vs_depth", "update_vs_depth", "loss_vs_step", "update_vs_step", "outcomes",
     ]  # fmt: skip
     assert set((study / "figures").iterdir()) == files
     assert len(names(shown.stdout)) == MOST_MAIN
-    line = (
-        "CSV of the drawn values beside each; ([0-9]+) more: --all; ([0-9]+) need other runs: --why"
-    )
-    counts = re.fullmatch(line, shown.stderr.strip())
+    line = "beside each: CSV of its values, TXT of its settings; ([0-9]+) more: --all; "
+    counts = re.fullmatch(f"{line}([0-9]+) need other runs: --why", shown.stderr.strip())
     assert counts, shown.stderr
     more, needing = map(int, counts.groups())
     assert MOST_MAIN + more + needing == len(CHARTS)
@@ -96,7 +96,7 @@ def test_named_charts_and_all_have_every_format_and_study(tmp_path: Path) -> Non
     for study in ("one", "two"):
         make_runs(tmp_path / study, depth=(6, 18))
     shown = [Path(line) for line in succeed("plot", "loss_vs_step", tmp_path).splitlines()]
-    assert {path.suffix for path in shown} == {".pdf", ".png", ".svg", ".csv"}
+    assert {path.suffix for path in shown} == {".pdf", ".png", ".svg", ".csv", ".txt"}
     every = typed("plot", tmp_path, "--all", "--format", "csv")
     folders = {Path(line).parent.parent.name for line in every.stdout.splitlines()}
     assert folders == {"one", "two"} and len(names(every.stdout)) > MOST_MAIN

@@ -220,8 +220,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", some(CHARTS.names(), 20, 1))
 def test_every_chart_is_written_in_four_forms(name: str, study: Path, tmp_path: Path) -> None:
     paths = draw(study, [name], tmp_path)
-    assert [path.name for path in paths] == [f"{name}.{kind}" for kind in FORMATS]
-    assert all(100 < path.stat().st_size < 600_000 for path in paths)
+    assert [path.name for path in paths] == [f"{name}.{kind}" for kind in (*FORMATS, "txt")]
+    assert all(80 < path.stat().st_size < 600_000 for path in paths)
     assert b"/Type3" not in paths[0].read_bytes()  # no journal takes them
 
 
