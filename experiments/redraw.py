@@ -2,8 +2,8 @@
 
     python experiments/redraw.py [--check] [PART OF A PATH …]
 
-figures.yaml lists them.  Figures of published runs are drawn from the runs, the others from the CSV
-beside them, with the colours and the layout of `deepstack plot`.  --check writes nothing: it fails
+figures.yaml lists them.  Figures of published runs are drawn from the runs.  The other figures are
+drawn from the CSV beside them, in the style of `deepstack plot`.  --check writes nothing: it fails
 where the drawn values differ from the tracked CSV.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import yaml
+from matplotlib.patches import Rectangle
 
 from deepstack.instruments.coordinates.chart import LINE_STYLES
 from deepstack.instruments.transfer.chart import typeset_law
@@ -26,6 +27,7 @@ from deepstack.plots.chart import CHARTS, Chart, Options, Table
 from deepstack.plots.files import save
 from deepstack.plots.group import MOST_LINES
 from deepstack.plots.legend import Legend
+from deepstack.plots.outcomes import GAP, OUTCOME_COLOURS, ROW, map_axes
 from deepstack.plots.page import Page
 from deepstack.plots.panel import Panel, place_side_by_side
 from deepstack.plots.style import (
@@ -46,6 +48,7 @@ from deepstack.plots.texts import plain, typeset
 from deepstack.runs import Runs
 from deepstack.runs.fit import Fit
 from deepstack.runs.intervals import Interval
+from deepstack.runs.outcomes import OUTCOME_WORDS
 from deepstack.schemes import SCHEMES
 
 HERE = Path(__file__).parent
@@ -78,6 +81,8 @@ def draw(name: str) -> Chart:
         options = Options(at_step=None if step is None else int(step))
         return CHARTS[stem](Runs.below(ROOT / entry["runs"]), options=options)
     with deepstack_style():
+        if stem == "outcomes":
+            return draw_outcomes(pd.read_csv(HERE / f"{name}.csv"), entry)
         return Redrawing(stem, pd.read_csv(HERE / f"{name}.csv"), entry).chart()
 
 
@@ -183,7 +188,7 @@ class Redrawing:
         return rows[rows["kind"].isin(kinds)]
 
     def _draw_levels(self, panel: Panel, is_first: bool) -> None:
-        """Draw the levels of a panel; those of its first part go to the table."""
+        """Draw the levels of a panel; its first part adds them to the table."""
         for series, y in self._rows(panel, None, "level")[["series", "y"]].to_numpy():
             dash = "-" if str(series).startswith("Bayes") else DASHES[1]
             panel.level(float(y), str(series) if is_first else None, self._label(series), dash)
@@ -219,11 +224,11 @@ class Redrawing:
                     series, Fit(*numbers, int(fit["n"]), int(fit["seeds"])), panel.name or ""
                 )
                 continue
-            kept = ("n", "exponent", "exponent_low", "exponent_high", "seeds", "mark")
-            values = {key: fit[key] for key in kept if fit[key] != ""}
+            columns = ("n", "exponent", "exponent_low", "exponent_high", "seeds", "mark")
+            values = {key: fit[key] for key in columns if fit[key] != ""}
             self.table.add(panel=panel.name, series=series, kind="fit", **values)
             if self.name == "best_lr_vs_depth":
-                interval = Interval(*(fit[key] for key in kept[1:4]))
+                interval = Interval(*(fit[key] for key in columns[1:4]))
                 self.legend.handles[series].set_label(f"{series}: {interval.text(2)}")
 
     def _draw_others(self, panels: Sequence[Panel]) -> None:
@@ -275,6 +280,34 @@ class Redrawing:
             for panel in same:
                 panel.axes.set_ylabel(self.entry.get("y", words))
                 number_axis(panel.axes, "y", values, log)
+
+
+def draw_outcomes(rows: pd.DataFrame, entry: dict[str, str]) -> Chart:
+    """Return the map of outcomes in a CSV: a box for each series and depth, split among seeds."""
+    table, legend = Table(), Legend()
+    names = list(dict.fromkeys(rows["series"]))
+    depths = sorted(set(rows["x"]))
+    panels = list(dict.fromkeys(rows["panel"]))
+    page = Page(1, len(panels), height=max(0.3, ROW * len(names)))
+    for axes, name in zip(page.axes, panels, strict=True):
+        axes.set_title(name)
+        panel = Panel(axes, name, table, legend)
+        map_axes(axes, depths, names, page.width / len(panels))
+        for (series, x), cell in rows[rows["panel"] == name].groupby(["series", "x"], sort=False):
+            left, y = depths.index(x) - 0.5 + GAP / 2, names.index(series) - 0.5 + GAP
+            for row in cell.to_dict("records"):
+                share = (1 - GAP) * row["n"] / cell["n"].sum()
+                style: Any = {"color": OUTCOME_COLOURS[row["kind"]], "lw": 0}
+                axes.add_patch(Rectangle((left, y), share, 1 - 2 * GAP, zorder=2, **style))
+                left += share
+            panel.add(cell.drop(columns="panel"))
+    for kind, colour in OUTCOME_COLOURS.items():
+        if kind in set(rows["kind"]):
+            legend.entry(OUTCOME_WORDS[kind], patch=True, color=colour, lw=0)
+    title, handles = "Which settings learn, at each depth", legend.all_handles()
+    figure = page.finish(title, entry["subtitle"], (), handles, settings=entry["settings"])
+    lines = [f"{title}. {entry['subtitle']}.", entry["settings"], *entry["caption"].split(" · ")]
+    return Chart(figure, table.frame(), title, "\n".join([*lines, ""]))
 
 
 def differs(chart: Chart, path: Path) -> bool:
