@@ -58,6 +58,7 @@ UPDATE = f"model update {typeset('‖ΔF‖')}"
 TEXTS = {
     "update_vs_depth": ("Model update against depth", UPDATE),
     "update_vs_step": ("Model update against step", UPDATE),
+    "loss_vs_step": ("Loss against step", "loss (nats)"),
     "last_layer_vs_step": ("LN input, feed-forward of the last layer", "LN input ‖z‖"),
     "final_loss_vs_depth": ("Final validation loss against depth", "validation loss (nats)"),
     "loss_vs_lr": ("Final validation loss against learning rate", "validation loss (nats)"),
@@ -65,6 +66,7 @@ TEXTS = {
     "solved_vs_depth": ("Largest k solved against depth", "largest k solved"),
     "coordinate_check": ("Coordinate check", ""),
 }
+OF_DEPTHS = ("loss_vs_lr", "loss_vs_step")  # charts whose colours tell depths apart
 SIZES = {"update": typeset("‖x_{l,t} − x_{l,0}‖/√d"), "size": typeset("‖x_{l,t}‖/√d")}
 
 
@@ -115,12 +117,11 @@ class Redrawing:
                 series: {"color": colours[int(depth.split()[1])]} | LINE_STYLES[layer]
                 for series, (depth, layer) in places.items()
             }
-        if self.name == "loss_vs_lr":
-            depths = sorted({int(series.split()[-1]) for series in self.series}, reverse=True)
-            return {
-                f"N = {depth}": {"color": colour, "linestyle": "-", "marker": "o"}
-                for depth, colour in shades(depths).items()
-            }
+        if self.name in OF_DEPTHS:
+            depth_of = {series: int(series.split()[-1]) for series in self.series}
+            colours = shades(sorted(set(depth_of.values()), reverse=True))
+            look: Any = {"linestyle": "-", "marker": "o"}
+            return {series: look | {"color": colours[depth]} for series, depth in depth_of.items()}
         styles = {}
         for members in self.by_scheme().values():
             for i, series in enumerate(members):
@@ -144,7 +145,7 @@ class Redrawing:
     def contents(self) -> list[tuple[str, str, list[str]]]:
         """Return panel of the CSV, title and series of each panel that is drawn."""
         panels = list(dict.fromkeys(self.values["panel"]))
-        by_layer_or_depth = self.name in ("loss_vs_lr", "coordinate_check")
+        by_layer_or_depth = self.name in (*OF_DEPTHS, "coordinate_check")
         members = {} if by_layer_or_depth else self.by_scheme()
         if len(self.series) <= MOST_LINES or len(members) in (0, 1, len(self.series)):
             return [(panel, panel, self.series) for panel in panels]
@@ -201,11 +202,14 @@ class Redrawing:
         """Draw the points or the line of a series, and add its fit."""
         style = self.styles[series]
         columns = ["x", "y", "low", "high", "n", "mark"]
-        lines = self._rows(panel, series, "line")[columns].assign(mark="")
-        if len(lines):
+        for kind in ("line", "training", "validation"):
+            lines = self._rows(panel, series, kind)[columns].assign(mark="")
             look = {"color": style["color"], "ls": style["linestyle"]}
-            panel.lines(series, lines, **look)
-            self.legend.entry(series, **look)
+            marker = {"marker": "o", "ms": 3} if kind == "validation" else {}
+            panel.lines(series, lines, kind=kind, **look, **marker)
+            if len(lines):
+                label = f"N = {series.split()[-1]}" if self.name in OF_DEPTHS else series
+                self.legend.entry(label, **look)
         points = self._rows(panel, series, "point", "best")[[*columns, "kind"]]
         if len(points):
             named = self.name != "coordinate_check"
