@@ -1,6 +1,6 @@
 # check: linters and types · fast: tests of a minute · test: the default tests · fix: format
-# bench: time per step, beside peers · figures: draw the figures of experiments again
-.PHONY: check fast test fix bench figures
+# bench: time per step, beside peers
+.PHONY: check fast test fix bench
 check:
 	ruff format --check . && ruff check . && mypy
 fast:
@@ -11,5 +11,7 @@ fix:
 	ruff check --fix . ; ruff format .
 bench:
 	python -m benchmarks configs/bench_narrow.yaml
+# figures: draw the figures of experiments/figures.yaml again
+.PHONY: figures
 figures:
 	python experiments/redraw.py
