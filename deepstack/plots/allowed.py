@@ -1,4 +1,4 @@
-"""Which charts the runs of a folder allow, found without drawing them."""
+"""The reasons why runs do not allow a chart, found without drawing."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -87,7 +87,7 @@ class Page:
     ) -> Figure:
         """Add texts and legend; the figure is as high as panels of the wanted height need.
 
-        settings: the end of the caption, a line of its own where both do not fit into one.
+        settings: the end of the caption, on a separate line if both do not fit into one.
         """
         inner = self.width - 2 * PAD
         if not self.texts:
