@@ -11,3 +11,7 @@ fix:
 	ruff check --fix . ; ruff format .
 bench:
 	python -m benchmarks configs/bench_narrow.yaml
+# figures: draw the figures of experiments/figures.yaml again
+.PHONY: figures
+figures:
+	python experiments/redraw.py

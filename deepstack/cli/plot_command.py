@@ -1,24 +1,24 @@
 """The command `deepstack plot [CHART …] DIR`, and its two charts of any quantity."""
 
-import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import typer
+from rich.cells import cell_len
 
 from deepstack.base.errors import BrokenChartError, ConfigError
 from deepstack.base.text import counted, fold_lines
 from deepstack.cli import options as opt
 from deepstack.cli.commands import command
 from deepstack.cli.completion import complete_chart_or_folder, complete_names
-from deepstack.cli.output import log, show_work, terminal_width
+from deepstack.cli.output import emit, log, show_work, terminal_width
 from deepstack.cli.several_studies import newest_note, studies_below
 
 MAIN_FORMATS = "png,csv"
+BESIDE = {".csv": "CSV of its values", ".txt": "TXT of its settings"}
 FEW_CHARTS = 2  # up to which a terminal shows the path of each file
-NOT_DRAWN = " is not drawn: "
 axis, look, files = (
     partial(opt.option, panel=heading)
     for heading in ("The charts metric, map and scatter", "Appearance", "Files")
@@ -38,6 +38,7 @@ def plot_command(
         autocompletion=complete_chart_or_folder,
     ),
     every: bool = opt.flag("Draw all charts of all studies.", "--all"),
+    why: bool = opt.flag("Draw nothing; print which charts need other runs, and which runs."),
     at_step: opt.AtStep = None,
     diagnostic: opt.Diagnostic = None,
     where: opt.Where = [],
@@ -86,7 +87,8 @@ def plot_command(
 ) -> None:
     """Draw charts of the runs in a folder, each as a figure and a CSV of the drawn values.
 
-    Without a name: at most five main charts of one study. With names or --all: as PDF and SVG too.
+    Without a name: at most five main charts of one study; prints the title and the figure of each,
+    with a tab between them. With names or --all: as PDF and SVG too; prints each file.
     """
     opt.load_plugins(plugin)
     from deepstack.plots import CHARTS, plot
@@ -100,16 +102,21 @@ def plot_command(
         is_chart = charts[-1] in CHARTS or charts[-1] in WORDED
         directories = ["results"] if is_chart else [others[-1]]
         charts = charts if is_chart else charts[: -len(others[-1].split(","))]
-    if charts and every:
-        raise ConfigError(f"--all: found beside the chart {charts[0]}; allowed without a chart")
+    if charts and (every or why):
+        word = "--all" if every else "--why"
+        raise ConfigError(f"{word}: found beside the chart {charts[0]}; allowed without a chart")
     main = not (charts or every)
     paths: Any = ()
     notes: list[str] = []
+    shown: list[tuple[str, Sequence[Path]]] = []
     if main and len(directories) == 1:
         studies = studies_below(directories[0], where, last)
         if len(studies) > 1:
             notes.append(newest_note(directories[0], studies))
             directories = [str(next(iter(studies)))]
+    if why:
+        show_reasons(directories, where, last, best)
+        return
     try:
         with show_work("drawing charts") as work:
             paths = plot(
@@ -120,6 +127,7 @@ def plot_command(
                 diagnostic=diagnostic,
                 say=notes.append,
                 step=work.step,
+                written=lambda chart, files: shown.append((chart.title, files)),
                 schemes=tuple(filter(None, (schemes or "").split(","))),
                 panels=panels,
                 smooth=smooth,
@@ -144,14 +152,72 @@ def plot_command(
         paths = error.written
         raise
     finally:
-        show_files(paths)
+        if main:
+            show_titles(shown)
+        else:
+            show_files(paths)
+        if main and shown:
+            log(other_charts(directories, shown, where, last, best))
         for line in notes if charts else joined_notes(notes):
             log(line)
-        if main and paths:
-            left = len(CHARTS) - len({path.stem for path in paths})
-            words = ["deepstack", "plot", *directories, "--all", *(["--to", str(to)] if to else [])]
-            number = counted("{} charts", left)
-            log(f"{number} left out; to draw all that the runs allow: {shlex.join(words)}")
+
+
+def show_titles(charts: Sequence[tuple[str, Sequence[Path]]]) -> None:
+    """Print the title and the first file of each chart; the figure comes before the CSV."""
+    from deepstack.plots.texts import plain
+
+    titles = [plain(title) for title, _ in charts]
+    longest = max(map(cell_len, titles), default=0)
+    for title, (_, files) in zip(titles, charts, strict=True):
+        figure = min(files, key=lambda path: path.suffix == ".csv")
+        gap = "\t" if terminal_width() is None else " " * (longest - cell_len(title) + 2)
+        typer.echo(f"{title}{gap}{figure}")
+
+
+def other_charts(
+    directories: Sequence[str],
+    drawn: Sequence[tuple[str, Sequence[Path]]],
+    where: Sequence[str],
+    last: int | None,
+    best: Sequence[str],
+) -> str:
+    """Return the line on the files beside the figures, and on the charts that are not drawn.
+
+    'beside each: CSV of its values, TXT of its settings; 9 more: --all; 15 need other runs: --why'.
+    """
+    from deepstack.plots.allowed import reasons_against
+
+    names = {files[0].stem for _, files in drawn}
+    studies = reasons_against(directories, where=where, last=last, best=best)
+    reasons = next(iter(studies.values()))
+    needing = sum(map(bool, reasons.values()))
+    more = len([name for name, reason in reasons.items() if name not in names and not reason])
+    kinds = {file.suffix: None for _, files in drawn for file in files[1:]}
+    words = [meaning for kind, meaning in BESIDE.items() if kind in kinds]
+    parts = [f"beside each: {', '.join(words)}"] if words else []
+    parts += [f"{more} more: --all"] if more else []
+    parts += [f"{needing} need other runs: --why"] if needing else []
+    return "; ".join(parts)
+
+
+def show_reasons(
+    directories: Sequence[str], where: Sequence[str], last: int | None, best: Sequence[str]
+) -> None:
+    """Print a row for each chart that these runs do not allow, with the runs that it needs."""
+    from deepstack.plots.allowed import reasons_against
+
+    studies = reasons_against(directories, where=where, last=last, best=best)
+    several = len(studies) > 1
+    rows = [
+        {**({"study": study.name} if several else {}), "chart": name, "why not": reason}
+        for study, reasons in studies.items()
+        for name, reason in reasons.items()
+        if reason
+    ]
+    if rows:
+        emit(rows, as_json=False)
+    else:
+        log("these runs allow every chart")
 
 
 def show_files(paths: Sequence[Path]) -> None:
@@ -171,10 +237,12 @@ def show_files(paths: Sequence[Path]) -> None:
 
 def joined_notes(notes: Sequence[str]) -> list[str]:
     """Return the notes of all charts, with those on charts that are not drawn in one line."""
+    from deepstack.plots.study_charts import NOT_DRAWN
+
     names = [note.partition(NOT_DRAWN)[0] for note in notes if NOT_DRAWN in note]
     if len(names) < 2:
         return list(notes)
     number = counted("{} charts", len(names))
-    text = f"these runs do not allow {number} (deepstack plot CHART DIR says why): "
+    text = f"these runs do not allow {number} (--why has the reasons): "
     others = [note for note in notes if NOT_DRAWN not in note]
     return [*others, f"{text}{', '.join(dict.fromkeys(names))}"]

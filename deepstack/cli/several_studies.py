@@ -46,10 +46,9 @@ def command_for(command: str, study: Path) -> str:
 
 
 def newest_note(folder: str | Path, studies: Mapping[Path, Runs]) -> str:
-    """Return the lines on a results folder of which the newest study is drawn."""
+    """Return the line on a results folder of which the newest study is drawn."""
     newest, *others = studies
-    commands = [command_for("plot", study) for study in others[:MOST_COMMANDS]]
-    more = len(others) - MOST_COMMANDS
-    note = f"{folder} has {len(studies)} studies; these charts are of the newest one, {newest.name}"
-    lines = [f"{note}. The others:", *(f"  {command}" for command in commands)]
-    return "\n".join([*lines, f"  … and {more} more"] if more > 0 else lines)
+    named = [shlex.quote(str(study)) for study in others[:MOST_COMMANDS]]
+    named += [f"{len(others) - MOST_COMMANDS} more"] if len(others) > MOST_COMMANDS else []
+    drawn = f"{folder} has {len(studies)} studies; these charts are of the newest, {newest.name}"
+    return f"{drawn}; others: {', '.join(named)}"

@@ -49,8 +49,8 @@ def plot(
     all charts that these runs allow.
 
     options: `where`, `sort`, `last` and `best` of `load_runs`, `formats` of files, x, y, by, value
-        of `metric` and `map`, `step` of `draw`, and the fields of `Options`.  `main=True` draws at
-        most five main charts of a study in place of all charts.
+        of `metric` and `map`, `step` and `written` of `draw`, and the fields of `Options`.
+        `main=True` draws at most five main charts of a study in place of all charts.
 
     Raises what `plots.draw` raises.
     """
@@ -60,7 +60,9 @@ def plot(
     options = {key: value for key, value in options.items() if value is not None}
     main = options.pop("main", False) and not names
     selection: dict[str, Any] = {
-        key: options.pop(key) for key in ("where", "sort", "last", "best", "step") if key in options
+        key: options.pop(key)
+        for key in ("where", "sort", "last", "best", "step", "written")
+        if key in options
     }
     if NO_CHOICE in selection.get("best", ()):
         options["rates"] = "all"
@@ -78,7 +80,7 @@ def plot(
         functions = {name: function_of(name, words) for name in names or every}
         most = MOST_MAIN if main else None
         return draw(directory, functions, out, say, formats, chosen, most=most, **selection)
-    selection.pop("step", None)
+    selection = {k: v for k, v in selection.items() if k not in ("step", "written")}
     runs = runs_of(directory).select(**selection)
     options |= {"ordered": True} if selection.get("sort") else {}
     if charts is not None:

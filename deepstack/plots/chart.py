@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -180,6 +181,17 @@ ChartFunction = Callable[..., Chart]
 CHARTS: Registry[ChartFunction] = Registry("chart")
 MOST_MAIN = 5  # main charts that are drawn of the runs of one study
 _MAIN: dict[str, int] = {}  # names of main charts and their places
+stops_before_drawing = ContextVar("stops_before_drawing", default=False)
+
+
+class DrawingBegins(BaseException):
+    """Ends a chart before its first panel, where only the check of its runs is wanted."""
+
+
+def begin_drawing() -> None:
+    """Raise DrawingBegins if `stops_before_drawing`; a chart has checked its runs by then."""
+    if stops_before_drawing.get():
+        raise DrawingBegins
 
 
 def in_style(function: ChartFunction, name: str | None = None) -> ChartFunction:

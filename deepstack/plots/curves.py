@@ -10,7 +10,7 @@ from deepstack.base.text import counted
 from deepstack.plots.chart import Chart, Options
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.group import Group
-from deepstack.plots.panel import CROWDED, Panel
+from deepstack.plots.panel import Panel
 from deepstack.plots.style import GREY, is_wide, step_axis
 from deepstack.records import Run
 from deepstack.runs.runs import Runs
@@ -21,7 +21,7 @@ from deepstack.runs.tidy import seed_statistics, tidy
 MOST_POINTS = 2000
 MARGIN = 0.25  # of the range of values, above the start of a limited view
 BEST_RATES = "each setting and depth at its best learning rate; --best none shows all"
-SMOOTH_PARTS = 20  # noisy curves, if there are many series, are means over this part of all steps
+SMOOTH_PARTS = 20  # noisy curves, if there are several, are means over this part of all steps
 
 Source = str | Callable[[Run], pd.DataFrame]
 
@@ -142,7 +142,7 @@ def draw_curves(
 
     kind: of its rows in the table.
     name: of the column in the legend, if there are overlays.
-    noisy: whether curves of many series are smoothed.
+    noisy: whether several curves are smoothed.
     near_start: whether the view ends a little above the highest first value; a mark at the upper
         edge shows where a curve leaves it.
     prepare: a function that draws the levels of a panel.
@@ -157,7 +157,7 @@ def draw_curves(
     require((steps >= first_step).any(), f"no run has a finite value of {column} after a step")
     width = options.smooth
     most = max(len(drawing.series), *(group.curves for group in groups))
-    if width == 1 and noisy and most > CROWDED:
+    if width == 1 and noisy and most > 1:
         width = max(1, int(steps.max()) // SMOOTH_PARTS)
     tables = [smoothed(rows[rows["x"] >= first_step], width) for rows in tables]
     stride = max(

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from deepstack.base.text import counted
-from deepstack.plots.chart import Chart, Options, Table
+from deepstack.plots.chart import Chart, Options, Table, begin_drawing
 from deepstack.plots.group import MOST_LINES, MOST_PANELS, Group, Placement, Rule, scheme_of
 from deepstack.plots.legend import Legend
 from deepstack.plots.page import Page
@@ -29,7 +29,7 @@ from deepstack.plots.style import (
 )
 from deepstack.plots.texts import font_note, untypeset
 from deepstack.records import Run
-from deepstack.runs.captions import caption_of, title_of
+from deepstack.runs.captions import caption_of, runs_notes, settings_line, title_of
 from deepstack.runs.runs import Runs
 from deepstack.runs.series import Series
 from deepstack.runs.settings import (
@@ -58,6 +58,7 @@ class Drawing:
         self.panels: list[Panel] = []
         self.legend = Legend()
         self.notes: list[str] = []
+        self.meanings: list[str] = []
         self.hidden = 0  # points that a logarithmic axis does not show
         self.depths = sorted({depth for s in self.series for depth in s.depths})
         self.by_depth = False  # whether colours tell depths apart
@@ -143,6 +144,11 @@ class Drawing:
         if when:
             self.notes.append(text)
 
+    def define(self, text: str, when: object = True) -> None:
+        """Add a definition to the text beside the figure, if the condition holds."""
+        if when:
+            self.meanings.append(text)
+
     def entry(self, label: str, *, patch: bool = False, **style: Any) -> None:
         """Add a line, or a patch of colour, to the legend; the same one is there once."""
         self.legend.entry(label, patch=patch, **style)
@@ -163,6 +169,7 @@ class Drawing:
         titles: titles of the panels, by default their names; an only panel has none.
         published: whether published values follow on top.
         """
+        begin_drawing()
         every = list(contents)
         names = [getattr(one, "name", None) for one in every] if names is None else names
         self.panels += self._add_panels(names, titles, columns, height)
@@ -248,7 +255,8 @@ class Drawing:
     def finish(self, title: str, *notes: str, legend_title: str | None = None) -> Chart:
         """Return the chart with its legend and caption.
 
-        The caption has the drawing's notes, those on exponents, `notes`, and the runs' settings.
+        Under the figure stand the notes, and width, steps and rate in one line. The chart's caption
+        has the definitions and every setting of the runs too.
         """
         drawn = {r.get("panel") for r in self.table.rows if r["kind"] not in ("level", "reference")}
         for panel in self.panels:
@@ -264,15 +272,18 @@ class Drawing:
         place_side_by_side(self.panels if self.legend.seeds else [])
         if legend_title is None:
             legend_title, note = self.legend.add_exponents()
-            self.note(note, when=note)
-        caption = [*self.notes, *notes, *caption_of(self.runs, self.depth_settings)]
+            self.define(note, when=note)
+        notes = (*self.notes, *notes, *runs_notes(self.runs))
+        caption = [*self.meanings, *notes, *caption_of(self.runs, self.depth_settings)]
         subtitle = title_of(self.runs, self.series)
         handles = self.legend.all_handles()
         names = {str(row.get(key) or "") for row in self.table.rows for key in ("panel", "series")}
         labels = [str(handle.get_label()) for handle in handles]
         notice = font_note([title, subtitle, *caption, *names, *labels])
         caption += filter(None, [notice])
-        figure = self.page.finish(title, subtitle, caption, handles, legend_title)
+        notes = (*notes, *filter(None, [notice]))
+        line = settings_line(self.runs, self.depth_settings)
+        figure = self.page.finish(title, subtitle, notes, handles, legend_title, line)
         text = "\n".join([f"{title}. {subtitle}.", *caption, ""]).replace("\u00a0", " ")
         panels = self.table.panel_rows(self.page.axes)
         return Chart(figure, self.table.frame(), title, untypeset(text), panels, notice)

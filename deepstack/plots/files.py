@@ -29,13 +29,14 @@ def save(
 ) -> list[Path]:
     """Write <name>.pdf, .png, .svg and .csv; the same chart gives the same bytes.
 
-    formats: which of these.  A chart in the style `paper` has its caption in <name>.txt.
+    formats: which of these.  A figure has its caption, with every setting of its runs, in
+        <name>.txt beside it.
     """
     paths = []
     for kind in formats:
         paths.append(folder / f"{name}.{kind}")
         replace(paths[-1], csv_bytes(chart) if kind == "csv" else render(chart, kind, options))
-    if options.style == "paper" and chart.caption:
+    if chart.caption and any(kind != "csv" for kind in formats):
         paths.append(folder / f"{name}.txt")
         replace(paths[-1], printable(chart.caption).encode("utf-8"))
     return paths

@@ -18,7 +18,7 @@ from deepstack.runs.settings import DEPTH, SCHEME, evenly_spaced
 
 T = TypeVar("T")
 Rule = Literal["lines", "curves", "series", "stacks"]
-MOST_LINES = 6  # series in a panel; more have a panel for each scheme
+MOST_LINES = 4  # series in a panel, if schemes have several; more have a panel for each scheme
 MOST_PANELS = 15
 
 
@@ -75,12 +75,14 @@ class Placement:
     def by_setting(self, lines: int = MOST_LINES) -> list[Group]:
         """Return a group for each value of the setting that the user names, else only one.
 
-        More than `lines` series have a group for each scheme, if schemes have several of them.
+        Unless the user names one, more than `lines` series have a group for each scheme, if
+        schemes have several series.
         """
         schemes = set(map(scheme_of, self.series))
         panels = self.options.panels
         key = self.runs.key(panels, "panels") if panels else DEPTH
-        if key == DEPTH and len(self.series) > lines and 1 < len(schemes) < len(self.series):
+        have_several = 1 < len(schemes) < len(self.series)
+        if panels is None and have_several and len(self.series) > lines:
             key = SCHEME
         members: dict[str, list[Series]] = {}
         for s in self.series:

@@ -1,8 +1,9 @@
 """Loss against step, depth and learning rate; the largest k solved against depth."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,11 +17,14 @@ from deepstack.plots.panel import Panel
 from deepstack.plots.style import DASHES, number, shades, tried_axis
 from deepstack.records import Run
 from deepstack.runs.cells import runs_by_rate
+from deepstack.runs.loss_text import context_free_loss
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import LR, TASK, depths_of, require
 from deepstack.runs.statistics import (
+    differ_in_least_loss,
     final_value,
     has_diverged,
+    least_loss,
     loss_column,
     mask_note,
     points_of,
@@ -46,6 +50,39 @@ def draw_levels(panel: Panel, levels: list[tuple[str, float]]) -> None:
 def loss_label(runs: Sequence[Run]) -> str:
     """Return the label of the axis of the final validation loss."""
     return f"{VALIDATION}{mask_note(runs)} (nats)"
+
+
+class LossScale(NamedTuple):
+    """The scale of the final losses in a chart.
+
+    value: loss of a run, minus its least possible loss where that differs between seeds: then
+        differences between the seeds' chains are not part of the deviation.
+    label: of the axis.
+    levels: names and values of the reference levels of runs.
+    """
+
+    value: Callable[[Run], float]
+    label: str
+    levels: Callable[[Sequence[Run]], list[tuple[str, float]]]
+
+
+def loss_scale(runs: Sequence[Run]) -> LossScale:
+    """Return the scale of the final validation losses of runs."""
+    column = loss_column(runs)
+    if not differ_in_least_loss(runs):
+        return LossScale(partial(final_value, column=column), loss_label(runs), validation_levels)
+
+    def above(run: Run, loss: float | None) -> float:
+        least = least_loss(run)
+        return math.nan if loss is None or least is None else loss - least
+
+    def levels(here: Sequence[Run]) -> list[tuple[str, float]]:
+        distances = [above(run, context_free_loss(run, column)) for run in here]
+        finite = [distance for distance in distances if math.isfinite(distance)]
+        return [("context_free", float(np.mean(finite)))] if finite else []
+
+    label = f"{VALIDATION}{mask_note(runs)} − Bayes optimum (nats)"
+    return LossScale(lambda run: above(run, final_value(run, column)), label, levels)
 
 
 @chart("loss_vs_step", main=5)
@@ -94,15 +131,16 @@ def final_loss_vs_depth(runs: Runs, *, options: Options) -> Chart:
             lines = [s for s in group.series if s.runs[0] in here]
             cells += [(name, task, lines)] if lines else []
     layout: Any = {"height": 2.0 if len(cells) <= 2 else 1.5}
+    scales = {task: loss_scale(here) for task, here in of_task.items()}
     for panel, (_, task, lines) in drawing.arrange(cells, [name for name, _, _ in cells], **layout):
-        value = partial(final_value, column=loss_column(of_task[task]))
         for s in lines:
-            panel.points(s.label, points_of(s.by_depth, value), drawing.styles[s], entry=True)
-        draw_levels(panel, validation_levels(of_task[task]))
+            points = points_of(s.by_depth, scales[task].value)
+            panel.points(s.label, points, drawing.styles[s], entry=True)
+        draw_levels(panel, scales[task].levels(of_task[task]))
     drawing.depth_axes(depths)
-    for task, here in of_task.items():
+    for task in of_task:
         same = [p for p, (_, of, _) in zip(drawing.panels, cells, strict=True) if of == task]
-        drawing.value_axis(loss_label(here), same)
+        drawing.value_axis(scales[task].label, same)
     require(not drawing.rows("point").empty, "no finished run has a finite validation loss")
     left = len(runs) - len(final)
     drawing.note(f"left out: {counted('{} unfinished runs', left)}", when=left)
@@ -145,8 +183,8 @@ def loss_vs_lr(runs: Runs, *, options: Options) -> Chart:
     """Final validation loss against the learning rate, a curve a depth, the best rate of each."""
     final = runs_of_rates(runs)
     drawing = Drawing(final, options, but=[LR])
-    value = partial(final_value, column=loss_column(final))
-    curves = {cell: points_of(at, value) for cell, at in runs_by_rate(drawing.series).items()}
+    scale = loss_scale(final)
+    curves = {cell: points_of(at, scale.value) for cell, at in runs_by_rate(drawing.series).items()}
     curves = {cell: rows[rows["mark"] != "diverged"] for cell, rows in curves.items()}
     shown = [s for s in drawing.series if any(len(curves[s, n]) for n in s.depths)]
     require(shown, "every run diverged, or has no finite validation loss")
@@ -165,9 +203,9 @@ def loss_vs_lr(runs: Runs, *, options: Options) -> Chart:
             panel.points(f"N = {depth}", rows.assign(kind=kinds), style)
             if len(best):
                 panel.ring(best["x"], best["y"], "best", color=colours[depth])
-        draw_levels(panel, validation_levels(s.runs))
+        draw_levels(panel, scale.levels(s.runs))
     rows = drawing.rows("point", "best")
-    drawing.value_axis(loss_label(final), drawing.panels)
+    drawing.value_axis(scale.label, drawing.panels)
     for panel in drawing.panels:
         tried_axis(panel.axes, rows["x"].tolist(), number, "learning rate")
     diverged = sum(map(has_diverged, final))

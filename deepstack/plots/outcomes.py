@@ -84,7 +84,7 @@ def map_axes(axes: Axes, depths: Sequence[int], rows: Sequence[str], width: floa
 def finish(drawing: Drawing, title: str, sizes: Sequence[int], left_out: int) -> Chart:
     """Finish a map; its caption has the criterion, the meaning of a box, and the runs left out."""
     seeds = " to ".join(str(n) for n in sorted({min(sizes), max(sizes)}))
-    drawing.note(MEANING)
+    drawing.define(MEANING)
     drawing.note(f"a box is divided among its {seeds} seeds", when=max(sizes) > 1)
     drawing.note(f"left out: {counted('{} runs', left_out)} without an outcome", when=left_out)
     kinds = {row["kind"] for row in drawing.table.rows}

@@ -83,15 +83,25 @@ class Page:
         caption: Sequence[str],
         handles: Sequence[Handle] = (),
         legend_title: str | None = None,
+        settings: str = "",
     ) -> Figure:
-        """Add texts and legend; the figure is as high as panels of the wanted height need."""
+        """Add texts and legend; the figure is as high as panels of the wanted height need.
+
+        settings: the end of the caption, on a separate line if both do not fit into one.
+        """
         inner = self.width - 2 * PAD
         if not self.texts:
-            title, subtitle, caption = "", "", ()
+            title, subtitle, caption, settings = "", "", (), ""
         heads = [(line, TITLE, "bold", "black") for line in wrap(title, TITLE, inner, "bold")]
         heads += [(line, SUBTITLE, "normal", "black") for line in wrap(subtitle, SUBTITLE, inner)]
-        text = "\u00a0· ".join(caption)  # no line begins with the dot
-        feet = [(line, CAPTION, "normal", GREY) for line in wrap(text, CAPTION, inner)]
+        dot = "\u00a0· "  # no line begins with the dot
+        lines = wrap(dot.join(filter(None, [*caption, settings])), CAPTION, inner)
+        if len(lines) > 1:
+            lines = [
+                *wrap(dot.join(caption), CAPTION, inner),
+                *wrap(settings, CAPTION, inner)[:1],
+            ]
+        feet = [(line, CAPTION, "normal", GREY) for line in lines]
         self._label_once()
         head, foot = PAD + _text_height(heads), PAD * (1 + bool(feet)) + _text_height(feet)
         below = foot

@@ -34,6 +34,8 @@ from deepstack.runs.studies import (
     use_readable,
 )
 
+NOT_DRAWN = " is not drawn: "  # between the name of a chart and the reason
+
 
 def draw(
     directory: Folders,
@@ -49,6 +51,7 @@ def draw(
     best: str | Sequence[str] = (),
     most: int | None = None,
     step: Callable[[str, int], None] = lambda name, total: None,
+    written: Callable[[Chart, Sequence[Path]], None] = lambda chart, paths: None,
 ) -> list[Path]:
     """Draw charts (default: all) of the runs below a folder, into figures/ in each study or `out`.
 
@@ -68,6 +71,8 @@ def draw(
         the others.
 
     step: is called before each chart with its name and the number of all charts.
+
+    written: is called with each chart and its files.
 
     `say` gets a sentence for each run that cannot be read and is left out, and for each chart that
     these runs do not allow.
@@ -116,6 +121,7 @@ def draw(
             notices=notices,
             most=most,
             step=lambda name: step(name, len(charts) * len(studies)),
+            written=written,
         )
         paths, errors = use_readable(members, skipped, draw_them)
         new_paths += paths
@@ -141,12 +147,14 @@ def draw_study(
     notices: dict[str, None],
     most: int | None,
     step: Callable[[str], None],
+    written: Callable[[Chart, Sequence[Path]], None],
 ) -> tuple[list[Path], list[DeepstackError]]:
     """Draw charts of the runs of one study; return the files, and an error a chart not drawn.
 
     notices: gets the notice of each chart that has one.
     most: see `draw`; then the errors are only of broken charts, unless no chart is drawn.
     step: is called with the name of each chart.
+    written: is called with each chart and its files.
     """
     paths: list[Path] = []
     errors: list[DeepstackError] = []
@@ -161,9 +169,11 @@ def draw_study(
             continue
         notices |= dict.fromkeys(filter(None, [result.notice]))
         try:
-            paths += save(result, target, file_name(name, function, options), formats, options)
+            files = save(result, target, file_name(name, function, options), formats, options)
         except ResourceError as error:
             raise ResourceError(f"{error}; give another folder with --to") from error
+        written(result, files)
+        paths += files
         drawn += 1
     if most is not None and paths:
         errors = [error for error in errors if isinstance(error, BrokenChartError)]
@@ -181,7 +191,7 @@ def try_chart(
     try:
         return function(runs, options=options)
     except NothingMatchedError as error:
-        return NothingMatchedError(f"{name} is not drawn: {error}")
+        return NothingMatchedError(f"{name}{NOT_DRAWN}{error}")
     except PluginError as error:
         reason = str(error)
     except DeepstackError:
@@ -189,4 +199,4 @@ def try_chart(
     except Exception as error:
         innermost = traceback.extract_tb(error.__traceback__)[-1]
         reason = bug_in(error) or f"{innermost.filename}:{innermost.lineno}: {error!r}"
-    return BrokenChartError(f"{name} is not drawn: its code has failed: {reason}", [])
+    return BrokenChartError(f"{name}{NOT_DRAWN}its code has failed: {reason}", [])

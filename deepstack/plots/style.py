@@ -157,7 +157,7 @@ def setting_style(style: dict[str, Any], index: int, count: int) -> dict[str, An
         return style
     red, green, blue = to_rgb(style["color"])
     shade = 2 * index / (count - 1) - 1  # -1: darkest, 0: the colour itself, 1: lightest
-    end, part = (1.0, 0.62 * shade) if shade > 0 else (0.0, -0.55 * shade)
+    end, part = (1.0, 0.5 * shade) if shade > 0 else (0.0, -0.35 * shade)
     red, green, blue = ((1 - part) * value + part * end for value in (red, green, blue))
     return style | {"color": to_hex((red, green, blue)), "linestyle": DASHES[index % len(DASHES)]}
 

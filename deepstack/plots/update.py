@@ -56,9 +56,9 @@ def update_vs_depth(runs: Runs, *, options: Options) -> Chart:
     drawing.depth_axes(depths)
     require(not drawing.rows("point").empty, f"no run has a finite update above 0 at step {last}")
     drawing.value_axis(update_label(runs, column), drawing.panels, log=True)
-    drawing.note("hollow points are left out of the fits", when=drawing.legend.marks)
+    drawing.define("hollow points are left out of the fits", when=drawing.legend.marks)
     curved = "no exponent where means lie further from a power of N than seeds from their mean"
-    drawing.note(curved, when=is_curved)
+    drawing.define(curved, when=is_curved)
     if options.at_step is None and last != max(int(r.steps["step"].iloc[-1]) for r in runs):
         drawing.note(f"step {last} is the last one that all undiverged runs share")
     return drawing.finish("Model update against depth")

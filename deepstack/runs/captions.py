@@ -15,9 +15,11 @@ from deepstack.runs.runs import Runs
 from deepstack.runs.series import OBSERVATION, Series
 from deepstack.runs.settings import (
     DEPTH,
+    LR,
     SCHEME,
     SEED,
     TASK,
+    WIDTH,
     depth_of,
     scheme_label,
     setting_value,
@@ -29,6 +31,7 @@ from deepstack.runs.statistics import has_diverged
 ALWAYS = (
     "model.d_model", "model.d_ff", "train.batch_size", "task.seq_len", "train.lr", "train.clip"
 )  # fmt: skip
+STEPS = "train.steps"
 IN_TITLE = ("name", SEED, DEPTH, SCHEME, TASK, "model.decoder_depth")
 MOST_DEPTHS = 4  # whose values of a setting a caption lists
 NO_SETTING = ("runtime.", *OBSERVATION)  # starts of keys that change no number
@@ -69,7 +72,7 @@ def sides_note(runs: Sequence[Run]) -> list[str]:
 
 
 def caption_of(runs: Runs, depth_settings: Iterable[Key] = ()) -> list[str]:
-    """Return a caption: shared settings, those that follow depth, the number of unfinished runs.
+    """Return a caption: the shared settings and those that follow depth.
 
     It always has width, batch and rate; of the other settings those that differ from the default.
     """
@@ -84,12 +87,32 @@ def caption_of(runs: Runs, depth_settings: Iterable[Key] = ()) -> list[str]:
             # A file is shown by its name, without its folder.
             items.append(f"{Key(key).short} {value_text(value).rpartition('/')[2]}")
     items += [follows_depth(runs, key) for key in depth_settings]
-    if note := hidden_note(runs):
-        items.append(note)
-    if going := sum(run.state not in ENDED for run in runs):
-        items.append(f"unfinished: {going} of {counted('{} runs', len(runs))}")
     # A line may end after a comma; a name and its value stay together.
     return [re.sub("(?<!,) ", "\u00a0", item) for item in items]
+
+
+def settings_line(runs: Sequence[Run], depth_settings: Iterable[Key] = ()) -> str:
+    """Return width, steps and learning rate in one line: `d_model 32 · 200 steps · lr 0.001`.
+
+    Settings that vary are left out; a rate that is chosen for each depth has its two ends.
+    """
+    differing = varying(runs)
+    items = [f"{runs[0].get(key)} steps" for key in (STEPS,) if key not in differing]
+    widths = [f"d_model {runs[0].get(WIDTH)}"] if WIDTH not in differing else []
+    if LR not in differing:
+        items.append(f"lr {value_text(runs[0].get(LR))}")
+    elif LR in depth_settings:
+        ordered = sorted(runs, key=depth_of)
+        ends = [value_text(setting_value(run, Key(LR))) for run in (ordered[0], ordered[-1])]
+        items.append(f"lr {' to '.join(ends)} by N")
+    return "\u00a0· ".join(item.replace(" ", "\u00a0") for item in [*widths, *items])
+
+
+def runs_notes(runs: Runs) -> list[str]:
+    """Return notes on the runs that a figure hides, and on those that are unfinished."""
+    going = sum(run.state not in ENDED for run in runs)
+    unfinished = f"unfinished: {going} of {counted('{} runs', len(runs))}" if going else ""
+    return list(filter(None, [hidden_note(runs), unfinished]))
 
 
 def follows_depth(runs: Sequence[Run], key: Key) -> str:

@@ -206,6 +206,17 @@ def shows_tokens(run: Run) -> bool:
     return loss_text.shows_tokens(*(last_row(run.evals, name) for name in ("loss", "loss_masked")))
 
 
+def least_loss(run: Run) -> float | None:
+    """Return the least possible validation loss of a run's task, if the task states it."""
+    return last_row(run.evals, "optimal_loss")
+
+
+def differ_in_least_loss(runs: Sequence[Run]) -> bool:
+    """Return whether each run has a least possible loss and these losses differ over the seeds."""
+    losses = [least_loss(run) for run in runs]
+    return None not in losses and len(distinct_levels(losses)) > 1
+
+
 def validation_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
     """Return the reference levels of the validation loss: name and value.
 
@@ -213,7 +224,7 @@ def validation_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
     """
     column = loss_column(runs)
     levels = mean_levels(runs, lambda run: context_free_loss(run, column))
-    optima = mean_levels(runs, lambda run: last_row(run.evals, "optimal_loss"))
+    optima = mean_levels(runs, least_loss)
     return [("context_free", y) for y in levels] + [("optimal_loss", y) for y in optima]
 
 

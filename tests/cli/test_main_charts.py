@@ -17,10 +17,13 @@ from deepstack.plots import CHARTS
 from deepstack.plots.chart import MOST_MAIN, chart, main_charts
 from deepstack.runs import Runs
 
+PUBLISHED = ROOT / "results/published"
+
 
 def names(output: str) -> list[str]:
     """Return the names of the charts whose files a command has printed, in order."""
-    return list(dict.fromkeys(Path(line).stem for line in output.splitlines()))
+    files = (line.rpartition("\t")[2] for line in output.splitlines())
+    return list(dict.fromkeys(Path(file).stem for file in files))
 
 
 def test_a_study_has_five_main_charts_as_png_and_csv(tmp_path: Path) -> None:
@@ -28,17 +31,52 @@ def test_a_study_has_five_main_charts_as_png_and_csv(tmp_path: Path) -> None:
     study = tmp_path / "study"
     shown = typed("plot", study)
     assert shown.exit_code == 0, shown.stderr
-    paths = [Path(line) for line in shown.stdout.splitlines()]
-    assert {path.suffix for path in paths} == {".png", ".csv"}
+    titles, figures = zip(*(line.split("\t") for line in shown.stdout.splitlines()), strict=True)
+    assert titles[:2] == ("Final validation loss against depth", "Model update against depth")
+    files = {
+        path.with_suffix(kind) for path in map(Path, figures) for kind in (".png", ".csv", ".txt")
+    }
+    assert {Path(figure).suffix for figure in figures} == {".png"}
     assert names(shown.stdout) == [
         "final_loss_vs_depth", "update_vs_depth", "loss_vs_step", "update_vs_step", "outcomes",
     ]  # fmt: skip
-    assert {path.name for path in (study / "figures").iterdir()} == {path.name for path in paths}
+    assert set((study / "figures").iterdir()) == files
     assert len(names(shown.stdout)) == MOST_MAIN
-    left = f"{len(CHARTS) - 5} charts left out; to draw all that the runs allow: deepstack plot "
-    assert left in shown.stderr and "is not drawn" not in shown.stderr
+    line = "beside each: CSV of its values, TXT of its settings; ([0-9]+) more: --all; "
+    counts = re.fullmatch(f"{line}([0-9]+) need other runs: --why", shown.stderr.strip())
+    assert counts, shown.stderr
+    more, needing = map(int, counts.groups())
+    assert MOST_MAIN + more + needing == len(CHARTS)
     shown = typed("plot", study, "--to", tmp_path / "x y", "--format", "csv")
-    assert shown.stderr.rstrip().endswith(f"{study} --all --to '{tmp_path / 'x y'}'")
+    assert str(tmp_path / "x y/update_vs_depth.csv") in shown.stdout
+    assert shown.stderr.strip() == f"{more} more: --all; {needing} need other runs: --why"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", sorted(path.name for path in PUBLISHED.iterdir()))
+def test_a_published_study_prints_at_most_eight_lines(study: str, tmp_path: Path) -> None:
+    shown = typed("plot", PUBLISHED / study, "--to", tmp_path / "main", "--format", "png,csv")
+    lines = [*shown.stdout.splitlines(), *shown.stderr.splitlines()]
+    assert len(lines) <= 8, lines
+    for line in shown.stdout.splitlines():
+        assert Path(line.split("\t")[1]).is_file()
+    every = typed("plot", PUBLISHED / study, "--all", "--to", tmp_path / "all", "--format", "csv")
+    drawn = {*names(every.stdout)}
+    more = re.search("([0-9]+) more: --all; ([0-9]+) need other runs", shown.stderr)
+    assert more and int(more[1]) == len(drawn) - MOST_MAIN
+    assert int(more[2]) == len(CHARTS) - len(drawn)
+    rows = succeed("plot", PUBLISHED / study, "--why").splitlines()
+    assert {word for row in rows for word in row.split()[:1]} & {*CHARTS} == {*CHARTS} - drawn
+
+
+def test_why_names_the_runs_that_a_chart_needs(tmp_path: Path) -> None:
+    make_runs(tmp_path / "study", depth=(6, 18))
+    shown = typed("plot", tmp_path / "study", "--why")
+    (line,) = (one for one in shown.stdout.splitlines() if one.split()[:1] == ["frontier"])
+    assert "needs finished runs of two learning rates at one depth" in line
+    assert not (tmp_path / "study/figures").exists()
+    message = refusal(2, "plot", "loss_vs_step", tmp_path, "--why")
+    assert "--why: found beside the chart loss_vs_step" in message
 
 
 @pytest.mark.slow
@@ -58,7 +96,7 @@ def test_named_charts_and_all_have_every_format_and_study(tmp_path: Path) -> Non
     for study in ("one", "two"):
         make_runs(tmp_path / study, depth=(6, 18))
     shown = [Path(line) for line in succeed("plot", "loss_vs_step", tmp_path).splitlines()]
-    assert {path.suffix for path in shown} == {".pdf", ".png", ".svg", ".csv"}
+    assert {path.suffix for path in shown} == {".pdf", ".png", ".svg", ".csv", ".txt"}
     every = typed("plot", tmp_path, "--all", "--format", "csv")
     folders = {Path(line).parent.parent.name for line in every.stdout.splitlines()}
     assert folders == {"one", "two"} and len(names(every.stdout)) > MOST_MAIN
@@ -105,11 +143,10 @@ def results(tmp_path: Path) -> Path:
 def test_plot_takes_the_newest_study_and_names_the_others(results: Path) -> None:
     shown = typed("plot", results, "--format", "csv")
     assert shown.exit_code == 0, shown.stderr
-    folders = {Path(line).parent.parent.name for line in shown.stdout.splitlines()}
-    assert folders == {"b b"}
-    assert f"{results} has 3 studies; these charts are of the newest one, b b" in shown.stderr
-    for study in ("a", "c"):
-        assert f"\n  deepstack plot {results / study}\n" in shown.stderr
+    files = [Path(line.split("\t")[1]) for line in shown.stdout.splitlines()]
+    assert {file.parent.parent.name for file in files} == {"b b"}
+    assert f"{results} has 3 studies; these charts are of the newest, b b; others: " in shown.stderr
+    assert f"{results / 'a'}, {results / 'c'}\n" in shown.stderr
 
 
 def test_answer_lists_studies_with_the_command_for_each(results: Path) -> None:

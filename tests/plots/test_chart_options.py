@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 import deepstack
 from deepstack.base.errors import ConfigError
 from deepstack.cli.plot_command import joined_notes
-from deepstack.plots import Options, draw, figure, plot
+from deepstack.plots import Options, draw, figure, plot, save
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.style import ORDER, scheme_style
 from deepstack.records import find_runs
@@ -33,6 +33,20 @@ def test_the_style_of_papers_moves_title_and_settings_to_a_text_file(tmp_path: P
     assert "<text" in svg and "DeepNorm: 0.50" in svg
 
 
+def test_settings_are_one_line_under_the_figure_and_all_in_a_text_file(tmp_path: Path) -> None:
+    make_runs(tmp_path / "s", scheme=("deepnorm", "post_ln"), depth=(6, 18), seed=(0, 1))
+    chart = make_chart("outcomes", tmp_path)
+    shown = [text.get_text().replace("\u00a0", " ") for text in chart.figure.texts]
+    below = "\n".join(shown[2:])  # after title and subtitle
+    assert "d_model 64 · " in below and " steps · lr " in below and "d_ff" not in below
+    assert len(below.splitlines()) <= 2 and "learnt: " not in below
+    assert "d_ff 256" in chart.caption and "learnt: of the final validation loss" in chart.caption
+    save(chart, tmp_path, "x", ("png", "csv"))
+    assert (tmp_path / "x.txt").read_text() == chart.caption
+    save(chart, tmp_path, "y", ("csv",))
+    assert not (tmp_path / "y.txt").exists()
+
+
 def test_figures_of_a_paper_are_named_after_what_they_show(tmp_path: Path) -> None:
     make_runs(tmp_path / "s", scheme=("deepnorm", "post_ln"), depth=(6, 18))
     axes = {"x": "model.depth", "y": "val_loss", "by": "scheme"}
@@ -48,8 +62,8 @@ def test_figures_of_a_paper_are_named_after_what_they_show(tmp_path: Path) -> No
 
 def test_width_font_and_formats_are_the_users(tmp_path: Path) -> None:
     make_runs(tmp_path / "s", depth=(6, 18))
-    (written,) = draw(tmp_path / "s", ["loss_vs_step"], tmp_path, formats=("svg",))
-    assert written.name == "loss_vs_step.svg"
+    written = draw(tmp_path / "s", ["loss_vs_step"], tmp_path, formats=("svg",))
+    assert [path.name for path in written] == ["loss_vs_step.svg", "loss_vs_step.txt"]
     figure = make_chart("loss_vs_step", tmp_path, width=5.0, font="DejaVu Serif").figure
     assert figure.get_figwidth() == 5.0
     assert figure.texts[0].get_fontfamily()[0] == "DejaVu Serif"
@@ -218,5 +232,5 @@ def test_a_chart_has_at_most_fifteen_panels_unless_schemes_are_named(tmp_path: P
 def test_charts_that_runs_do_not_allow_share_a_line() -> None:
     notes = ["a is not drawn: x", "run r is left out: y", "b is not drawn: z"]
     others, line = joined_notes(notes)
-    assert others == notes[1] and line.endswith("says why): a, b") and "2 charts" in line
+    assert others == notes[1] and line.endswith("reasons): a, b") and "2 charts" in line
     assert joined_notes(notes[:2]) == notes[:2]

@@ -57,7 +57,8 @@ def test_the_files_are_named_for_the_columns(study: Path) -> None:
     with without_layout():
         paths = succeed("plot", "scatter", study, "--x", "update_first", "--y", "val_loss").split()
     names = {Path(path).name for path in paths}
-    assert names == {f"scatter_val_loss_vs_update_first.{k}" for k in ("pdf", "png", "svg", "csv")}
+    kinds = ("pdf", "png", "svg", "csv", "txt")
+    assert names == {f"scatter_val_loss_vs_update_first.{kind}" for kind in kinds}
 
 
 def test_rows_without_a_value_are_left_out_and_counted(study: Path) -> None:

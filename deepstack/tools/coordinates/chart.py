@@ -49,7 +49,8 @@ def coordinate_check(runs: Runs, *, options: Options) -> Chart:
     able = [s for s, table in tables.items() if over in swept(table)]
     shown = [group.series[0] for group in drawing.groups("series", MOST_PANELS, series=able)]
     everything = pd.concat([tables[s] for s in shown])
-    colours = shades(sorted(everything[other].unique()))
+    sizes = sorted(everything[other].unique())
+    colours = dict(sorted(shades(sizes[::-1]).items()))  # dark for deep
     quantities = [quantity for quantity in SYMBOLS if quantity in set(everything["quantity"])]
     cells = [(s, quantity) for quantity in quantities for s in shown]
     names = [f"{s.label}: {quantity}" for s, quantity in cells]

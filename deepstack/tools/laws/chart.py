@@ -110,16 +110,19 @@ def iso_flop(runs: Runs, *, options: Options) -> Chart:
     value = partial(final_value, column=loss_column(final))
     colours = shades(levels[::-1])
     sizes: set[float] = set()
-    compares = False
-    for panel, group in drawing.arrange(drawing.groups("series")):
-        for budget in levels:
-            here = [run for run in group.series[0].runs if budgets[run] == budget]
-            members = by_value(here, lambda run: run.get(size))
-            rows = points_of(members, value)
+    groups = drawing.groups("series")
+    tables = []
+    for group in groups:
+        at = {b: [run for run in group.series[0].runs if budgets[run] == b] for b in levels}
+        by_size = {b: by_value(here, lambda run: run.get(size)) for b, here in at.items()}
+        tables.append({b: points_of(members, value) for b, members in by_size.items()})
+    compares = any(len(rows) > 1 for table in tables for rows in table.values())
+    require(compares, "no two depths or widths have nearly equal training FLOPs")
+    for panel, table in drawing.arrange(tables, [group.name for group in groups]):
+        for budget, rows in table.items():
             if rows.empty:
                 continue
             sizes |= set(rows["x"])
-            compares |= len(rows) > 1
             label, colour = budget_text(budget), colours[budget]
             style = {"marker": "o", "color": colour, "linestyle": "-"}
             panel.points(label, rows, style)
@@ -128,7 +131,6 @@ def iso_flop(runs: Runs, *, options: Options) -> Chart:
                 least = math.exp(lowest[0]), lowest[1]
                 panel.ring(*least, "least loss, by a parabola in log size", color=colour, zorder=4)
                 panel.add(pd.DataFrame([least], columns=["x", "y"]), series=label, kind="minimum")
-    require(compares, "no two depths or widths have nearly equal training FLOPs")
     drawing.depth_axes(sorted(map(int, sizes)), "width d_model" if size == WIDTH else None)
     drawing.value_axis(loss_label(final), drawing.panels)
     for budget in levels:

@@ -33,7 +33,7 @@ def test_a_right_model_exits_0_with_a_table_and_a_figure(tmp_path: Path) -> None
     assert any(re.match(r" first\.channel_mixing\.0 +width +[−0.\d]+ ±", line) for line in lines)
     assert "build.py keeps CompleteP" in done.stderr
     files = {file.suffix for file in (out / "build_coordinates").iterdir()}
-    assert files == {".png", ".pdf", ".svg", ".csv"}
+    assert files == {".png", ".pdf", ".svg", ".csv", ".txt"}
 
 
 def test_a_wrong_model_exits_6_with_the_module_and_the_cause(tmp_path: Path) -> None:
