@@ -20,36 +20,41 @@ import pandas as pd
 import yaml
 from matplotlib.patches import Rectangle
 
-from deepstack.instruments.coordinates.chart import LINE_STYLES
-from deepstack.instruments.transfer.chart import typeset_law
-from deepstack.instruments.transfer.table import PUBLISHED_LAWS
-from deepstack.plots.chart import CHARTS, Chart, Options, Table
-from deepstack.plots.files import save
-from deepstack.plots.group import MOST_LINES
-from deepstack.plots.legend import Legend
-from deepstack.plots.outcomes import GAP, OUTCOME_COLOURS, ROW, map_axes
-from deepstack.plots.page import Page
-from deepstack.plots.panel import Panel, place_side_by_side
-from deepstack.plots.style import (
+from deepstack.plots import (
+    CELL_GAP,
+    CHARTS,
     DASHES,
     GREY,
+    MOST_LINES,
+    OUTCOME_COLOURS,
+    ROW_HEIGHT,
+    Chart,
+    Legend,
+    Options,
+    Page,
+    Panel,
+    Table,
+    axis_number,
     deepstack_style,
     depth_axis,
     is_wide,
-    number,
+    map_axes,
     number_axis,
+    place_side_by_side,
+    save,
     scheme_style,
     setting_style,
     shades,
     step_axis,
     tried_axis,
+    typeset,
+    untypeset,
 )
-from deepstack.plots.texts import plain, typeset
-from deepstack.runs import Runs
-from deepstack.runs.fit import Fit
-from deepstack.runs.intervals import Interval
-from deepstack.runs.outcomes import OUTCOME_WORDS
+from deepstack.runs import OUTCOME_WORDS, Fit, Interval, Runs
 from deepstack.schemes import SCHEMES
+from deepstack.tools.coordinates.chart import LINE_STYLES
+from deepstack.tools.transfer.chart import typeset_law
+from deepstack.tools.transfer.table import PUBLISHED_LAWS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -181,7 +186,7 @@ class Redrawing:
         subtitle, settings = self.entry["subtitle"], self.entry["settings"]
         figure = page.finish(title, subtitle, (), self.legend.all_handles(), legend_title, settings)
         lines = [f"{title}. {subtitle}.", settings, *self.entry.get("caption", "").split(" · ")]
-        return Chart(figure, self.table.frame(), title, plain("\n".join([*lines, ""])))
+        return Chart(figure, self.table.frame(), title, untypeset("\n".join([*lines, ""])))
 
     def _rows(self, panel: Panel, series: str | None, *kinds: str) -> pd.DataFrame:
         rows = self.rows[self.rows["panel"] == (panel.name or "")]
@@ -264,7 +269,7 @@ class Redrawing:
         x = sorted(set(self.values["x"]))
         for panel in panels:
             if self.name == "loss_vs_lr":
-                tried_axis(panel.axes, x, number, "learning rate")
+                tried_axis(panel.axes, x, axis_number, "learning rate")
             elif self.name.endswith("vs_step"):
                 step_axis(panel.axes, int(x[0]), int(x[-1]))
             else:
@@ -292,17 +297,17 @@ def draw_outcomes(rows: pd.DataFrame, entry: dict[str, str]) -> Chart:
     names = list(dict.fromkeys(rows["series"]))
     depths = sorted(set(rows["x"]))
     panels = list(dict.fromkeys(rows["panel"]))
-    page = Page(1, len(panels), height=max(0.3, ROW * len(names)))
+    page = Page(1, len(panels), height=max(0.3, ROW_HEIGHT * len(names)))
     for axes, name in zip(page.axes, panels, strict=True):
         axes.set_title(name)
         panel = Panel(axes, name, table, legend)
         map_axes(axes, depths, names, page.width / len(panels))
         for (series, x), cell in rows[rows["panel"] == name].groupby(["series", "x"], sort=False):
-            left, y = depths.index(x) - 0.5 + GAP / 2, names.index(series) - 0.5 + GAP
+            left, y = depths.index(x) - 0.5 + CELL_GAP / 2, names.index(series) - 0.5 + CELL_GAP
             for row in cell.to_dict("records"):
-                share = (1 - GAP) * row["n"] / cell["n"].sum()
+                share = (1 - CELL_GAP) * row["n"] / cell["n"].sum()
                 style: Any = {"color": OUTCOME_COLOURS[row["kind"]], "lw": 0}
-                axes.add_patch(Rectangle((left, y), share, 1 - 2 * GAP, zorder=2, **style))
+                axes.add_patch(Rectangle((left, y), share, 1 - 2 * CELL_GAP, zorder=2, **style))
                 left += share
             panel.add(cell.drop(columns="panel"))
     for kind, colour in OUTCOME_COLOURS.items():

@@ -14,7 +14,7 @@ from deepstack.plots.drawing import Drawing
 from deepstack.plots.group import Group
 from deepstack.plots.page import axis_label
 from deepstack.plots.panel import Panel
-from deepstack.plots.style import DASHES, number, shades, tried_axis
+from deepstack.plots.style import DASHES, axis_number, shades, tried_axis
 from deepstack.records import Run
 from deepstack.runs.cells import runs_by_rate
 from deepstack.runs.loss_text import context_free_loss
@@ -207,7 +207,7 @@ def loss_vs_lr(runs: Runs, *, options: Options) -> Chart:
     rows = drawing.rows("point", "best")
     drawing.value_axis(scale.label, drawing.panels)
     for panel in drawing.panels:
-        tried_axis(panel.axes, rows["x"].tolist(), number, "learning rate")
+        tried_axis(panel.axes, rows["x"].tolist(), axis_number, "learning rate")
     diverged = sum(map(has_diverged, final))
     left = f"left out: {counted('{} diverged runs', diverged)}; best is among rates without one"
     drawing.note(left, when=diverged)

@@ -23,7 +23,7 @@ from deepstack.plots.curves import smoothed
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.page import axis_label
 from deepstack.plots.panel import CROWDED, markers
-from deepstack.plots.style import MARKERS, is_wide, number, number_axis, scheme_style, shades
+from deepstack.plots.style import MARKERS, axis_number, is_wide, number_axis, scheme_style, shades
 from deepstack.plots.texts import drawn
 from deepstack.records import Run
 from deepstack.runs.captions import means_note
@@ -245,7 +245,7 @@ def label_axis(
     """Label an axis with categories or numbers; numbers far apart have a logarithmic axis."""
     axes.set(**{f"{which}label": across.words})
     if categories is not None:
-        words = [number(v) if isinstance(v, (int, float)) else str(v) for v in categories]
+        words = [axis_number(v) if isinstance(v, (int, float)) else str(v) for v in categories]
         limits = (-0.5, len(categories) - 0.5)
         axes.set(**{f"{which}ticks": range(len(words)), f"{which}lim": limits})
         axes.set(**{f"{which}ticklabels": list(map(drawn, words))})
@@ -257,7 +257,7 @@ def label_axis(
     log = bool((x > 0).all()) and is_wide(x) and across != LAYER
     number_axis(axes, which, x.tolist(), log)
     if log and across not in (STEP, LAYER) and len(set(x)) <= 6:
-        axes.set_xticks(sorted(set(x)), [drawn(number(v)) for v in sorted(set(x))])
+        axes.set_xticks(sorted(set(x)), [drawn(axis_number(v)) for v in sorted(set(x))])
 
 
 def quantity_label(runs: Sequence[Run], quantity: Quantity) -> str:

@@ -15,7 +15,7 @@ from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.page import LINE, wrap
 from deepstack.plots.panel import Panel
-from deepstack.plots.style import LETTER, STYLE, number
+from deepstack.plots.style import LETTER, STYLE, axis_number
 from deepstack.plots.texts import drawn
 from deepstack.records import Run
 from deepstack.runs.cells import runs_by_rate
@@ -37,7 +37,7 @@ MEANING = (
     "infinite, or exceeded train.max_loss"
 )
 NO_OUTCOME = "no finished run has a validation loss that can be compared with one without context"
-ROW, GAP = 0.13, 0.07  # height of a map's row in inches; free margin of a cell
+ROW_HEIGHT, CELL_GAP = 0.13, 0.07  # height of a map's row in inches; free margin of a cell
 RATE_ROW = 0.15
 NAME = 1.5  # inches beside a map for the names of its rows
 LABEL = STYLE["ytick.labelsize"]
@@ -50,12 +50,12 @@ def draw_cell(panel: Panel, x: float, y: float, cell: Sequence[Run], row: dict[s
     row: its other columns.  Its value is the mean distance of its n seeds from the loss without
         context.
     """
-    left, width = x - 0.5 + GAP / 2, 1 - GAP
+    left, width = x - 0.5 + CELL_GAP / 2, 1 - CELL_GAP
     for name, colour in OUTCOME_COLOURS.items():
         seeds = [run for run in cell if outcome(run) == name]
         if seeds:
-            share, bottom = width * len(seeds) / len(cell), y - 0.5 + GAP
-            box = Rectangle((left, bottom), share, 1 - 2 * GAP, color=colour, lw=0, zorder=2)
+            share, bottom = width * len(seeds) / len(cell), y - 0.5 + CELL_GAP
+            box = Rectangle((left, bottom), share, 1 - 2 * CELL_GAP, color=colour, lw=0, zorder=2)
             panel.axes.add_patch(box)
             left += share
             value = math.nan if name == "diverged" else np.mean([margin(run) for run in seeds])
@@ -112,7 +112,9 @@ def outcomes(runs: Runs, *, options: Options) -> Chart:
         [row_label(s, g.name) for s in series] for g, series in zip(groups, rows, strict=True)
     ]
     names = [["\n".join(wrap(label, LABEL, NAME)) for label in each] for each in labels]
-    heights = [sum(ROW + name.count("\n") * LINE * LABEL / 72 for name in each) for each in names]
+    heights = [
+        sum(ROW_HEIGHT + name.count("\n") * LINE * LABEL / 72 for name in each) for each in names
+    ]
     sizes = []
     layout: Any = {"columns": 1, "height": max(0.3, *heights), "published": False}
     for i, (panel, _) in enumerate(drawing.arrange(groups, **layout)):
@@ -151,7 +153,7 @@ def frontier(runs: Runs, *, options: Options) -> Chart:
     for panel, group in drawing.arrange(groups, height=height, published=False):
         (s,) = group.series
         width = drawing.page.width / drawing.page.columns
-        map_axes(panel.axes, drawing.depths, [number(lr) for lr in rates], width)
+        map_axes(panel.axes, drawing.depths, [axis_number(lr) for lr in rates], width)
         panel.axes.set_ylabel("learning rate")
         for depth in s.depths:
             x, where = drawing.depths.index(depth), {"series": s.label, "x": depth}

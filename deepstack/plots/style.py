@@ -136,11 +136,11 @@ def scheme_style(name: str) -> dict[str, Any]:
     colours = COLOURS + MORE_COLOURS
     turns = len(DASHES)
     if name in ORDER:
-        number = ORDER.index(name)
+        axis_number = ORDER.index(name)
     else:
         others = len(colours) * (len(MARKERS) - turns)
-        number = turns * len(colours) + zlib.crc32(name.encode()) % others
-    turn, colour = divmod(number, len(colours))
+        axis_number = turns * len(colours) + zlib.crc32(name.encode()) % others
+    turn, colour = divmod(axis_number, len(colours))
     return {
         "color": colours[colour],
         "linestyle": DASHES[(colour // len(COLOURS) + turn) % turns],
@@ -186,7 +186,7 @@ def log_axis(axes: Axes, which: str, low: float, high: float) -> None:
     axis.set_major_locator(LogLocator(subs=digits, numticks=7))
     if sum(low <= tick <= high for tick in axis.get_majorticklocs()) < 2:
         axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: drawn(number(value))))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: drawn(axis_number(value))))
     axis.set_minor_locator(LogLocator(subs=range(1, 10), numticks=7))
     axis.set_minor_formatter(NullFormatter())
 
@@ -257,7 +257,7 @@ def is_wide(values: Any) -> bool:
     return bool(len(positive) and (finite >= 0).all() and positive.max() > WIDE * positive.min())
 
 
-def number(value: float) -> str:
+def axis_number(value: float) -> str:
     """A tick label: a plain number where it is short, a power of ten where not."""
     if value == 0 or 1e-3 <= abs(value) < 1e5:
         return f"{value:.10g}"

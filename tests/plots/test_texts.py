@@ -12,7 +12,7 @@ from helpers.sampling import some
 from deepstack.plots import Options, draw, figure
 from deepstack.plots.files import render
 from deepstack.plots.reference import read_reference
-from deepstack.plots.style import deepstack_style, number
+from deepstack.plots.style import axis_number, deepstack_style
 from deepstack.plots.texts import drawn, is_typeset, typeset
 from deepstack.records import Run, RunFolder, find_runs
 from deepstack.tools.report.figures import describe_figure
@@ -64,7 +64,7 @@ def test_dollar_signs_are_letters_and_indices_are_typeset(tmp_path: Path) -> Non
     with deepstack_style():
         assert drawn(typeset("‖ΔF_{role}‖")) == "‖ΔF$_{role}$‖"
         assert drawn(typeset("q_i/√d_head, θ_l,t")) == "q$_{i}$/√d$_{head}$, θ$_{l}$,t"
-        assert drawn(number(2e-5)) == "2·$10^{-5}$"
+        assert drawn(axis_number(2e-5)) == "2·$10^{-5}$"
         assert not is_typeset(typeset(r"x_{\frac}")) and not is_typeset("10^{2}, x_0")
 
 

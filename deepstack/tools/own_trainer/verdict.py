@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deepstack.base import DeepstackError, counted
@@ -17,9 +18,9 @@ from deepstack.runs import LEAST_SEEDS, diverges_more
 from deepstack.tools.own_trainer.study_file import BASELINE, CANDIDATE
 
 if TYPE_CHECKING:
+    from deepstack.records import RunFolder
     from deepstack.runs import Result
     from deepstack.tools.answer.found import Found
-    from deepstack.tools.own_trainer.training import CommandTraining
 
 BETTER, NOT_BETTER, UNDECIDED = 0, 10, 11
 """Exit codes of `deepstack sweep --until decided` on a study with baseline and candidate."""
@@ -89,15 +90,14 @@ def no_spread(results: Sequence[Result]) -> str:
     return ""
 
 
-def decide(training: CommandTraining) -> Verdict:
+def decide(study: Path, folders: Iterable[RunFolder]) -> Verdict:
     """Return the decision on the runs of a study that has stopped growing."""
     from deepstack.records import Run
     from deepstack.runs import Runs
     from deepstack.tools.answer.looks import looks_at
     from deepstack.tools.answer.sentence import find
 
-    order = training.order
-    runs = Runs(Run(entry.cell.folder.path) for entry in training.ended.values())
+    runs = Runs(Run(folder.path) for folder in folders)
     results = runs.keep(lambda run: run.damage() is None, "none of these runs can be read").results
-    found = find(results.values(), looks=looks_at([order.out / order.name]))
+    found = find(results.values(), looks=looks_at([study]))
     return verdict_of(found, results.values())
