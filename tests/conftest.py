@@ -3,7 +3,7 @@
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -12,8 +12,10 @@ import torch
 from helpers.registries import restored_names
 from helpers.sampling import FAST, is_put_off
 
+from deepstack.base.gc_control import gc_paused
 from deepstack.cli.signals import SIGNALS
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process compiles all that it imports
 torch.set_num_threads(1)
 NUMBERS = count()
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, in all processes of the tests
@@ -32,6 +34,13 @@ def pytest_configure(config: pytest.Config) -> None:
     memory = Path("/dev/shm")
     if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2 << 30:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect thousands of tests, which stay, without looking for garbage among them."""
+    with gc_paused():
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers

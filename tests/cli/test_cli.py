@@ -79,6 +79,7 @@ def test_coefficients_are_listed_at_a_depth_and_gains_of_the_first_and_last_laye
             assert row["gains_last"]["w1"] == pytest.approx(last)
 
 
+@pytest.mark.usefixtures("warm_server")
 def test_sweep_runs_skips_and_ends_with_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
 from helpers import QUICK
 from helpers.command_line import TINY, succeed, typed
 from helpers.plot_runs import make_run
@@ -34,6 +35,7 @@ def test_ls_shows_outcomes(tmp_path: Path) -> None:
     assert [row["run"] for row in chosen] == [rows[0]["run"]]
 
 
+@pytest.mark.usefixtures("warm_server")
 def test_ls_gives_the_command_that_continues_interrupted_runs(tmp_path: Path) -> None:
     for seed in (0, 1):
         settings = load_config(QUICK, [*TINY, "train.steps=4", f"seed={seed}"])

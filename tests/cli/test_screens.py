@@ -96,6 +96,7 @@ def test_a_screen_of_80_columns(words: list[str], ends: str, tmp_path: Path) -> 
     assert "loss_masked" in log and "steps are replayed by" in log
 
 
+@pytest.mark.usefixtures("warm_server")
 def test_sweep_lines_have_the_validation_loss(tmp_path: Path) -> None:
     shown = typed("sweep", QUICK, *TINY, "seed=0", "--workers", "1", "--out", tmp_path)
     (line,) = (line for line in shown.stderr.splitlines() if line.startswith("done"))

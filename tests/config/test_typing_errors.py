@@ -17,6 +17,7 @@ import pytest
 from helpers import ROOT
 from helpers.bad_configs import BAD, GOOD, HOSTILE
 from helpers.command_line import typed
+from helpers.sampling import turn
 
 from deepstack import config as conf
 from deepstack.base.errors import ConfigError
@@ -80,7 +81,7 @@ def answer(data: bytes, overrides: Sequence[str] = ()) -> str:
 
 @pytest.mark.parametrize(
     ("seed", "count"),
-    [(0, 700), *(pytest.param(n, 10_000, marks=pytest.mark.slow) for n in (1, 2))],
+    [(0, 700), *(pytest.param(n, 10_000, marks=turn(n, 2)) for n in (1, 2))],
 )
 def test_any_bytes_are_a_configuration_or_get_a_message(seed: int, count: int) -> None:
     answers, slowest = [], 0.0

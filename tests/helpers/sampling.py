@@ -100,9 +100,9 @@ def package_of(parts: Sequence[str]) -> str:
 def is_put_off(item: pytest.Item) -> bool:
     """Return whether a slow case of `some` waits for another commit.
 
-    A commit tries half of them in packages that have changed, and a quarter in the others.
+    A commit tries a quarter of them in packages that have changed, and an eighth in the others.
     """
     turns = [mark.kwargs["turn"] for mark in item.iter_markers("slow") if "turn" in mark.kwargs]
     package = package_of(item.path.relative_to(TESTS).parts)
-    every = 2 if package in changed_packages() else 4
+    every = 4 if package in changed_packages() else 8
     return bool(turns) and (sum(turns) + ROTATION) % every != 0

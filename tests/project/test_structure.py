@@ -38,16 +38,24 @@ UPWARD_TO_MEND: set[str] = set()
 
 
 @cache
-def imports_of(path: Path) -> list[str]:
-    """Return the full name of every imported module or object, also of imports in functions."""
+def names_in(path: Path) -> tuple[list[str], list[str]]:
+    """Return the imported names and the strings of a file."""
     names: list[str] = []
+    strings: list[str] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names += [f"{node.module}.{alias.name}" for alias in node.names]
-    return names
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            strings.append(node.value)
+    return names, strings
+
+
+def imports_of(path: Path) -> list[str]:
+    """Return the full name of every imported module or object, also of imports in functions."""
+    return names_in(path)[0]
 
 
 def sources(*places: str) -> list[Path]:
@@ -65,6 +73,7 @@ LAB_FILES = sorted(LAB.rglob("*.py"))
 MODULES = {module_of(path): path for path in (*sources(), *LAB_FILES)}
 
 
+@cache
 def imported_modules(path: Path) -> set[str]:
     """Return the modules of deepstack that a file imports, also in functions and by string."""
     modules = set()
@@ -77,9 +86,7 @@ def imported_modules(path: Path) -> set[str]:
 
 def names_in_strings(path: Path) -> list[str]:
     """Return the strings of a file that are the name of a module of deepstack."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    strings = [node.value for node in nodes if isinstance(node, ast.Constant)]
-    return [text for text in strings if isinstance(text, str) and text in MODULES]
+    return [text for text in names_in(path)[1] if text in MODULES]
 
 
 def package_of(module: str) -> str:

@@ -6,6 +6,7 @@
 import random
 
 import pytest
+from helpers.sampling import rotating
 
 from deepstack.runs.best import bests_of
 from deepstack.runs.margin import margin_of
@@ -55,8 +56,7 @@ def test_the_interval_of_a_margin_holds_after_the_choice_of_rates(
     assert coverage(settings, values, seeds, 0.3, 250) >= 0.91
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("spread", rotating(SPREADS, len(SPREADS)))
 @pytest.mark.parametrize("seeds", [3, 5, 12])
 @pytest.mark.parametrize("values", [1, 3, 5])
 @pytest.mark.parametrize("settings", [2, 3, 5])

@@ -150,7 +150,11 @@ GROWING = ("deep_delta", "mudd")
 DEEP = [
     *some([(name, 100) for name in SCHEMES.names()], 6, 1),
     ("deepnorm", 1000),
-    *[pytest.param(name, 1000, marks=pytest.mark.slow) for name in SCHEMES if name not in GROWING],
+    *[
+        pytest.param(name, 1000, marks=pytest.mark.slow(turn=at))
+        for at, name in enumerate(SCHEMES)
+        if name not in GROWING
+    ],
 ]
 
 

@@ -27,10 +27,11 @@ LONG = small(train__steps=100_000)
 
 
 @pytest.fixture
-def workers() -> Iterator[ForkServer]:
-    """A server whose workers take one run after the other."""
-    with closing(ForkServer()) as server:
-        yield server
+def workers(server: ForkServer) -> Iterator[ForkServer]:
+    """A server without idle workers; its own take one run after the other."""
+    server.end_idle_workers(1000)
+    yield server
+    server.end_idle_workers(1000)
 
 
 def start(server: ForkServer, config: Config, out: Path, **how: Any) -> ForkedProcess:
@@ -156,21 +157,19 @@ def test_a_refused_run_and_lack_of_memory_end_their_worker(
     assert ended(start(workers, small(), tmp_path)) == 0
 
 
-def test_idle_workers_end_on_request_and_with_their_server(
-    workers: ForkServer, tmp_path: Path
-) -> None:
+def test_idle_workers_end_on_request_and_with_their_server(tmp_path: Path) -> None:
     def is_gone(run: Run) -> bool:
         return not Path(f"/proc/{pid_of(run)}").exists()
 
-    assert ended(start(workers, small(), tmp_path)) == 0
-    first = run_of(tmp_path, small())
-    assert not is_gone(first)
-    workers.end_idle_workers(1)
-    until(lambda: is_gone(first))
-    assert ended(start(workers, small(seed=1), tmp_path)) == 0
-    second = run_of(tmp_path, small(seed=1))
-    assert not is_gone(second)
-    workers.close()
+    with closing(ForkServer()) as workers:
+        assert ended(start(workers, small(), tmp_path)) == 0
+        first = run_of(tmp_path, small())
+        assert not is_gone(first)
+        workers.end_idle_workers(1)
+        until(lambda: is_gone(first))
+        assert ended(start(workers, small(seed=1), tmp_path)) == 0
+        second = run_of(tmp_path, small(seed=1))
+        assert not is_gone(second)
     assert is_gone(second)
 
 

@@ -58,7 +58,8 @@ class CommandStudy(StudyKind):
         from deepstack.cli import log
         from deepstack.tools.own_trainer.verdict import decide
 
-        verdict = decide(training)
+        study = training.order.out / training.order.name
+        verdict = decide(study, [entry.cell.folder for entry in training.ended.values()])
         log(verdict.sentence)
         if verdict.exit_code:
             raise typer.Exit(verdict.exit_code)

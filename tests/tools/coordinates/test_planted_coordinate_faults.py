@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from helpers import ROOT
+from helpers.sampling import rotating
 
 import deepstack
 
@@ -35,16 +36,16 @@ def test_every_fault_can_be_planted_and_every_question_asked(tmp_path: Path) -> 
         assert f"https://github.com/{question.thread})" in page
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", sorted(table.RULES))
+@pytest.mark.parametrize("model", rotating(sorted(table.RULES), 3))
 def test_a_right_model_passes(model: str) -> None:
     needed(model)
     path = table.MODELS / f"{model}.py"
     deepstack.assert_coordinates(path, rule=table.RULES[model], **table.SIZES[model])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", table.FAULTS, ids=lambda fault: f"{fault.model}-{fault.cause}")
+@pytest.mark.parametrize(
+    "fault", rotating(table.FAULTS, 3), ids=lambda fault: f"{fault.model}-{fault.cause}"
+)
 def test_a_fault_is_named(fault: Any, tmp_path: Path) -> None:
     needed(fault.model)
     path, rule = table.planted(fault, tmp_path), table.RULES[fault.model]
@@ -53,8 +54,9 @@ def test_a_fault_is_named(fault: Any, tmp_path: Path) -> None:
     assert (first.module, first.cause) == (fault.module, fault.cause), first.found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("question", asked.QUESTIONS, ids=lambda question: question.text)
+@pytest.mark.parametrize(
+    "question", rotating(asked.QUESTIONS, 3), ids=lambda question: question.text
+)
 def test_a_question_has_the_answer_of_the_page(question: Any, tmp_path: Path) -> None:
     check = asked.check_of(question, tmp_path)
     first = check.first
