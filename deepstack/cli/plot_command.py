@@ -164,9 +164,9 @@ def plot_command(
 
 def show_titles(charts: Sequence[tuple[str, Sequence[Path]]]) -> None:
     """Print the title and the first file of each chart; the figure comes before the CSV."""
-    from deepstack.plots.texts import plain
+    from deepstack.plots.texts import untypeset
 
-    titles = [plain(title) for title, _ in charts]
+    titles = [untypeset(title) for title, _ in charts]
     longest = max(map(cell_len, titles), default=0)
     for title, (_, files) in zip(titles, charts, strict=True):
         figure = min(files, key=lambda path: path.suffix == ".csv")
