@@ -4,7 +4,12 @@ from typing import NamedTuple
 
 from deepstack.config.model_schema import NORM_KINDS
 from deepstack.config.schema import Config
-from deepstack.config.width import LayerCounts, layers_of, matrix_parameters
+from deepstack.config.width import (
+    LayerCounts,
+    layers_of,
+    matrix_parameters,
+    unique_layers_of,
+)
 
 FP32 = 4  # bytes of a number
 # Logits of a forward pass from which on a loss takes them in chunks, and the logits of a chunk.
@@ -20,9 +25,9 @@ def chunk_rows(positions: int, vocab_size: int) -> int | None:
 def parameter_count(config: Config, vocab_size: int) -> dict[str, int]:
     """Return the number of parameters by role, without empty roles and those that a scheme adds.
 
-    A scheme decides whether there is a final norm too.
+    A layer that repeats another one has none.  A scheme decides whether there is a final norm too.
     """
-    model, layers = config.model, layer_counts(config)
+    model, layers = config.model, unique_layers_of(config.model)
     d, d_ff, every, cross = model.d_model, width_inside(config), layers.all, layers.cross
     d_kv = width_of_keys(config)
     averaged = layers.decoder * (model.decoder_attention == "average")  # gates read two streams

@@ -110,6 +110,12 @@ def test_running_averages_follow_training_batches_and_nothing_else() -> None:
 
 
 BOTH = {"model.family": "encoder_decoder", "model.decoder_depth": 5}
+LOOPED = {
+    "model.depth": 9,
+    "model.unique_layers": 2,
+    "model.prelude_layers": 1,
+    "model.coda_layers": 2,
+}
 COUNTED: list[dict[str, Any]] = [
     *({"model.norm.kind": kind} for kind in KINDS),
     *({"model.norm.kind": kind, "model.norm.bias": False} for kind in KINDS),
@@ -125,6 +131,9 @@ COUNTED: list[dict[str, Any]] = [
     {"model.norm.gain": False, "model.norm.bias": False},
     {"model.head": "bert", "model.positions": "sinusoidal"},
     {"model.family": "decoder"},
+    LOOPED,
+    LOOPED | {"model.family": "encoder_decoder"},
+    BOTH | LOOPED,
     BOTH,
     *(BOTH | {"model.decoder_attention": kind} for kind in ("merged", "average")),
     BOTH | {"model.gated": True},
