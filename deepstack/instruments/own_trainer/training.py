@@ -25,8 +25,8 @@ from deepstack.instruments.own_trainer.cells import (
     read_again,
 )
 from deepstack.instruments.own_trainer.launcher import CommandLauncher
+from deepstack.instruments.own_trainer.spread import NoSpreadError, no_spread
 from deepstack.instruments.own_trainer.study_file import CommandFile
-from deepstack.instruments.own_trainer.verdict import NoSpreadError, no_spread
 from deepstack.records import ENDED, Run, run_rows
 from deepstack.records.files import make_folder, trouble
 from deepstack.records.opened import followed
