@@ -32,8 +32,8 @@ from deepstack.tools.own_trainer.cells import (
     read_again,
 )
 from deepstack.tools.own_trainer.launcher import CommandLauncher
+from deepstack.tools.own_trainer.spread import NoSpreadError, no_spread
 from deepstack.tools.own_trainer.study_file import CommandFile
-from deepstack.tools.own_trainer.verdict import NoSpreadError, no_spread
 
 ALL = "mean ± deviation"  # the column of losses where no name of the command is the depth
 

@@ -1,20 +1,18 @@
 """Whether a candidate is better than its baseline: the statement of `deepstack answer` in one word.
 
-No statistic is computed here.  `deepstack.tools.answer` compares the losses of both commands
-seed by seed, over all looks at the study, and names the better setting if the interval leaves out
-0.  `no_spread` refuses losses in which no seed differs.
+Nothing is computed here.  `deepstack.tools.answer` compares the losses of both commands seed
+by seed, over all looks at the study, and names the better setting if the interval leaves out 0.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepstack.base import DeepstackError, counted
-from deepstack.runs import LEAST_SEEDS, diverges_more
+from deepstack.runs import diverges_more
+from deepstack.tools.own_trainer.spread import UNDECIDED as UNDECIDED
 from deepstack.tools.own_trainer.study_file import BASELINE, CANDIDATE
 
 if TYPE_CHECKING:
@@ -22,14 +20,9 @@ if TYPE_CHECKING:
     from deepstack.runs import Result
     from deepstack.tools.answer.found import Found
 
-BETTER, NOT_BETTER, UNDECIDED = 0, 10, 11
-"""Exit codes of `deepstack sweep --until decided` on a study with baseline and candidate."""
-
-
-class NoSpreadError(DeepstackError):
-    """The runs of a study cannot show a difference, however many seeds it gets."""
-
-    exit_code = UNDECIDED
+BETTER, NOT_BETTER = 0, 10
+"""Exit codes of `deepstack sweep --until decided` on a study with baseline and candidate, beside
+UNDECIDED."""
 
 
 @dataclass(frozen=True)
@@ -57,37 +50,6 @@ def verdict_of(found: Found, results: Iterable[Result]) -> Verdict:
     return Verdict(
         UNDECIDED, f"undecided: no difference is shown, keep the baseline (exit code {UNDECIDED})"
     )
-
-
-def no_spread(results: Sequence[Result]) -> str:
-    """Return why these results say nothing about chance; empty if they may.
-
-    Either each command ends with one value for all seeds, or baseline and candidate end with the
-    same value for each seed.
-    """
-    groups: dict[tuple[str, int, float | None], dict[int, float]] = {}
-    for one in results:
-        rate = None if math.isnan(one.rate) else one.rate
-        if not math.isfinite(one.final_loss):
-            return ""
-        groups.setdefault((one.setting, one.depth, rate), {})[one.seed] = one.final_loss
-    least = min(map(len, groups.values()), default=0)
-    if least >= LEAST_SEEDS and all(len({*one.values()}) == 1 for one in groups.values()):
-        return (
-            "each command prints one value for all seeds, so nothing tells the change from chance; "
-            "let the script use {seed}, and print the metric with more digits"
-        )
-    both = {
-        name: {key[1:]: values for key, values in groups.items() if key[0] == name}
-        for name in (BASELINE, CANDIDATE)
-    }
-    if least >= LEAST_SEEDS and both[BASELINE] and both[BASELINE] == both[CANDIDATE]:
-        seeds = counted("{} seeds", least)
-        return (
-            f"candidate prints the same values as baseline for {seeds}: the change does nothing "
-            "to the metric; see that the script uses it"
-        )
-    return ""
 
 
 def decide(study: Path, folders: Iterable[RunFolder]) -> Verdict:
