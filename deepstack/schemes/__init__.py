@@ -13,6 +13,7 @@ from deepstack.schemes.role import parameter as parameter
 from deepstack.schemes.role import with_storage as with_storage
 from deepstack.schemes.scheme import FAMILIES as FAMILIES
 from deepstack.schemes.scheme import SCHEMES as SCHEMES
+from deepstack.schemes.scheme import Norm as Norm
 from deepstack.schemes.scheme import Optim as Optim
 from deepstack.schemes.scheme import Parts as Parts
 from deepstack.schemes.scheme import Place as Place

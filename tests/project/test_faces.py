@@ -22,7 +22,7 @@ FOR_USERS = {
     "model": {"Activation", "AttentionSublayer", "FeedForwardSublayer", "Layer"},
     "plots": {"figure"},
     "runs": {"tidy"},
-    "schemes": {"FAMILIES", "Place", "parameter"},
+    "schemes": {"FAMILIES", "Norm", "Place", "parameter"},
     "sweeps": {"expand"},
     "tasks": {"build_task", "task"},
     "training": {"AfterWarmup", "Optimizer", "Parent", "Schedule", "observer"},
