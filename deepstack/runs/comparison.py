@@ -30,6 +30,7 @@ from deepstack.runs.settings import (
     values_of,
 )
 from deepstack.runs.statistics import (
+    difference_of,
     final_value,
     loss_column,
     mean_of,
@@ -188,7 +189,8 @@ def comparison(
         }
         if partner is not None:
             pairs = [(run, other) for run in done if (other := partner(run)) not in (None, run)]
-            gap = mean_of([final_value(a, column) - final_value(b, column) for a, b in pairs])
+            losses = [(final_value(a, column), final_value(b, column)) for a, b in pairs]
+            gap = difference_of(losses)
             row |= {"difference": gap.value, "se": gap.se}
             row |= {"diff_low": gap.low, "diff_high": gap.high, "pairs": gap.n}
         if best:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from deepstack.runs.best import Best
-from deepstack.runs.statistics import Mean, mean_of
+from deepstack.runs.statistics import Mean, difference_of, mean_of
 
 DIGITS = 9  # of an interval's end that count where two are compared
 Widen = Callable[[Best, Mean], Mean]
@@ -78,6 +78,6 @@ def difference(losses: dict[int, float], of_leader: dict[int, float]) -> Mean:
     """Return the mean loss minus the leader's over shared seeds; n is 0 if none is shared."""
     shared = sorted(set(losses) & set(of_leader))
     if shared:
-        return mean_of([losses[seed] - of_leader[seed] for seed in shared])
+        return difference_of([(losses[seed], of_leader[seed]) for seed in shared])
     value = fmean(losses.values()) - fmean(of_leader.values())
     return mean_of([])._replace(value=value)

@@ -85,6 +85,9 @@ def points_of(
     return pd.DataFrame(points, columns=["x", "y", "low", "high", "n", "mark", "by_seed"])
 
 
+SAME = 1e-12  # relative difference of numbers that are equal but for their rounding
+
+
 class Mean(NamedTuple):
     """The mean of n finite values: deviation, standard error and 95 % interval (Student's t).
 
@@ -107,6 +110,19 @@ def mean_of(values: Sequence[float | None]) -> Mean:
     mean, deviation, error = finite.agg(["mean", "std", "sem"]).tolist()
     half = student(len(finite)) * error
     return Mean(mean, deviation, error, mean - half, mean + half, len(finite))
+
+
+def difference_of(pairs: Sequence[tuple[float | None, float | None]]) -> Mean:
+    """Return the mean of first minus second over those pairs of seeds that have both.
+
+    Without an interval if the differences are equal: seeds that change nothing show no chance, with
+    which a difference could be compared.
+    """
+    known = [a - b for a, b in pairs if a is not None and b is not None and math.isfinite(a - b)]
+    gap = mean_of(known)
+    if known and max(known) - min(known) <= SAME * max(map(abs, known)):
+        return gap._replace(low=math.nan, high=math.nan)
+    return gap
 
 
 def finite_or_none(value: float) -> float | None:

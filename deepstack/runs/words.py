@@ -48,7 +48,8 @@ def interval_text(
     if unit == PAIRS and mean.n == 1:
         number = "1 pair of seeds"
     if not math.isfinite(mean.low):
-        return f"{number}, no interval below {least}"
+        equal = f"{number}, the same in each, so no interval"
+        return equal if mean.n >= least else f"{number}, no interval below {least}"
     digits = digits_of(mean)
     low, high = (signed_text(end, digits) for end in (mean.low, mean.high))
     return f"{name} {low} to {high}, {number}"

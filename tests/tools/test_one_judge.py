@@ -122,7 +122,8 @@ def lead_of(study: dict[tuple[str, int], dict[float, Seeds]]) -> Lead | None:
     gaps = {}
     for name, (_, others) in ends.items():
         pairs = [others[seed] - losses[seed] for seed in losses if seed in others]
-        half = T[len(pairs)] * stdev(pairs) / len(pairs) ** 0.5 if len(pairs) > 2 else math.inf
+        differ = len(pairs) > 2 and max(pairs) - min(pairs) > 1e-9  # equal ones show no chance
+        half = T[len(pairs)] * stdev(pairs) / len(pairs) ** 0.5 if differ else math.inf
         mean = fmean(pairs) if pairs else fmean(others.values()) - fmean(losses.values())
         gaps[name] = (mean, mean - half, mean + half)
     rival = min(gaps, key=lambda name: fmean(ends[name][1].values()))
@@ -173,7 +174,7 @@ def statements(runs: Runs, folder: Path, lead: Lead) -> Iterator[tuple[str, str,
     row: Any = here.loc[lead.rival]
     if not row["pairs"]:
         return  # the table has paired differences only
-    ends_of_row = [row["diff_low"], row["diff_high"]] if row["pairs"] > 2 else []
+    ends_of_row = [row["diff_low"], row["diff_high"]] if math.isfinite(row["diff_low"]) else []
     if keys:
         assert here.loc[lead.leader, "train.lr"] == lead.rate
         several = f"{lead.leader} at its best rate ({lead.rate:g}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from deepstack.base import counted
 from deepstack.config import reading_text
 from deepstack.runs import (
+    LEAST_SEEDS,
     LR,
     NO_INTERVAL,
     TASK,
@@ -119,6 +120,8 @@ def best_of_depths(runs: Runs, best: Sequence[str] = ()) -> list[dict[str, Any]]
 def verdict_of(gap: Mean) -> str:
     """Return the verdict on the interval of a margin, in words."""
     if not math.isfinite(gap.low):
+        if gap.n >= LEAST_SEEDS:
+            return "no interval: the same difference in each seed"
         return NO_INTERVAL if gap.n else "no interval: no shared seed"
     return "clear" if gap.low > 0 else "not clear: the interval includes 0"
 

@@ -1,6 +1,7 @@
 """The page of an answer: its forms, its commands, its sources."""
 
 import json
+import math
 import re
 import shlex
 from itertools import product
@@ -33,18 +34,35 @@ def schemes_study(root: Path) -> Path:
     for scheme, depth, loss in (
         ("deepnorm", 6, 2.5), ("deepnorm", 48, 2.6), ("post_ln", 6, 2.55), ("post_ln", 48, 3.25)
     ):  # fmt: skip
+        step = 0.02 if scheme == "deepnorm" else 0.01
         for seed in range(3):
-            ends: Any = {"seed": seed, "masked": loss + 0.01 * (seed % 2), "config": SETTINGS}
+            ends: Any = {"seed": seed, "masked": loss + step * (seed % 2), "config": SETTINGS}
             make_run(root / "s", scheme=scheme, depth=depth, **ends)
     return root / "s"
+
+
+def test_seeds_that_change_nothing_show_no_difference(tmp_path: Path) -> None:
+    """Three seeds of a trainer that ignores them are one observation."""
+    for scheme, loss in (("deepnorm", 2.5), ("post_ln", 2.6)):
+        for seed in range(3):
+            ends: Any = {"seed": seed, "masked": loss, "config": SETTINGS}
+            make_run(tmp_path / "s", scheme=scheme, depth=6, **ends)
+    assert deepstack.answer(tmp_path / "s").sentence == (
+        "It is undecided which of DeepNorm and Post-LN is better: DeepNorm ends 0.10 nats lower (3 "
+        "pairs of seeds, the same in each, so no interval); DeepNorm and Post-LN learn (3 of 3 "
+        "seeds each)."
+    )
+    rows = deepstack.compare(tmp_path / "s", against="post_ln")
+    (row,) = rows[rows["setting"] == "DeepNorm"].to_dict("records")
+    assert row["difference"] == pytest.approx(-0.1) and math.isnan(row["diff_low"])
 
 
 def test_the_page_has_the_sentence_in_every_form(tmp_path: Path) -> None:
     answer = deepstack.answer(schemes_study(tmp_path), HOSTILE)
     assert answer.sentence == (
         "DeepNorm learns at every depth; Post-LN learns at N = 6 and not at N = 48 (N = 6 and 48, "
-        "3 seeds each); at N = 48 DeepNorm is better than Post-LN: it ends 0.65 nats below Post-LN "
-        "(95 % interval 0.65 to 0.65, 3 pairs of seeds)."
+        "3 seeds each); at N = 48 DeepNorm is better than Post-LN: it ends 0.647 nats below "
+        "Post-LN (95 % interval 0.632 to 0.661, 3 pairs of seeds)."
     )
     assert answer.chart_name == "final_loss_vs_depth" and answer.figure is not None
     page = answer.page("html")
