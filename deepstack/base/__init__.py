@@ -4,7 +4,6 @@ from deepstack.base import latex as latex
 from deepstack.base import markdown as markdown
 from deepstack.base import plugins as plugins
 from deepstack.base import torchrun as torchrun
-from deepstack.base import yaml_reader as yaml_reader
 from deepstack.base.csv_text import cell_text as cell_text
 from deepstack.base.ending import SIGNALS as SIGNALS
 from deepstack.base.errors import BrokenChartError as BrokenChartError
@@ -39,5 +38,3 @@ from deepstack.base.text import signed_text as signed_text
 from deepstack.base.text import tally as tally
 from deepstack.base.text import value_text as value_text
 from deepstack.base.text import wrap as wrap
-from deepstack.base.yaml_reader import Node as Node
-from deepstack.base.yaml_reader import Problem as Problem

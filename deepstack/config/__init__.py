@@ -13,6 +13,9 @@ from deepstack.config.section import unused_without as unused_without
 
 # The settings of instruments, which schema.py imports, take the names above from this package.
 # isort: split
+from deepstack.base import yaml_reader as yaml_reader
+from deepstack.base.yaml_reader import Node as Node
+from deepstack.base.yaml_reader import Problem as Problem
 from deepstack.config.estimate import count_kept as count_kept
 from deepstack.config.estimate import disk_estimate as disk_estimate
 from deepstack.config.estimate import largest_size as largest_size

@@ -105,8 +105,8 @@ from deepstack.runs.tidy import array_statistics as array_statistics
 from deepstack.runs.tidy import seed_statistics as seed_statistics
 from deepstack.runs.tidy import tidy as tidy
 from deepstack.runs.trackers import Tracker as Tracker
+from deepstack.runs.trackers import known_trackers as known_trackers
 from deepstack.runs.trackers import register_tracker as register_tracker
-from deepstack.runs.trackers import trackers as trackers
 from deepstack.runs.update_growth import growths_of as growths_of
 from deepstack.runs.update_growth import steps_of as steps_of
 from deepstack.runs.validation import of_one_validation as of_one_validation

@@ -6,12 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from deepstack.base.text import signed_text
 from deepstack.runs.intervals import LEAST_SEEDS
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
 
 
@@ -50,6 +49,8 @@ def power_law(x: Sequence[float], y: Sequence[float]) -> Fit | None:
 
     None for fewer than two distinct x; no error for fewer than three points.
     """
+    import numpy as np
+
     if len(set(x)) < 2:
         return None
     log_x, log_y = np.log(np.asarray(x, float)), np.log(np.asarray(y, float))
@@ -66,6 +67,8 @@ def power_law_of_seeds(x: Sequence[float], values: Sequence[Mapping[int, float]]
         order of batches), which residuals of a line through the means would not show.  A seed that
         lacks an x is left out.  With fewer than two complete seeds the line goes through the means.
     """
+    import numpy as np
+
     if not values:
         return None
     common = set.intersection(*(set(at) for at in values))
@@ -95,6 +98,8 @@ def is_power(points: pd.DataFrame, fit: Fit | None) -> bool:
     freedom, and of the seeds at one x, pooled.  A curve through few seeds' scatter passes; below
     three seeds or three points nothing is known, and every fit passes.
     """
+    import numpy as np
+
     used = points[(points["mark"] == "") & (points["y"] > 0)]
     if fit is None or fit.seeds < LEAST_SEEDS or fit.n < 3:
         return True
@@ -117,6 +122,8 @@ def vertex(curve: tuple[np.ndarray, np.ndarray]) -> tuple[float, float] | None:
 
     None if that point has no neighbour with a finite y on both sides.
     """
+    import numpy as np
+
     x, y = curve
     i = int(y.argmin())
     if not 0 < i < len(y) - 1 or not np.isfinite(y[i - 1 : i + 2]).all():

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import unknown
@@ -19,6 +17,7 @@ from deepstack.runs.settings import SCHEME, require, scheme_label
 from deepstack.runs.statistics import layers_at
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
 
 STEP, LAYER, FLOPS = "step", "layer", "flops"
@@ -31,6 +30,7 @@ def growth(values: np.ndarray, axis: int = 1) -> np.ndarray:
     values: (snapshots, layers), axis 1.  Counts the layers before the first one whose value is not
         finite and above 0; NaN if these are fewer than two.
     """
+    import numpy as np
 
     def slope(row: np.ndarray) -> float:
         good = np.isfinite(row) & (row > 0)
@@ -40,9 +40,7 @@ def growth(values: np.ndarray, axis: int = 1) -> np.ndarray:
     return np.apply_along_axis(slope, axis, values)
 
 
-REDUCTIONS: dict[str, Callable[..., Any]] = {
-    "mean": np.mean, "max": np.max, "min": np.min, "growth": growth,
-}  # fmt: skip
+REDUCTIONS = ("mean", "max", "min", "growth")
 # Names of load_runs for columns of evals.csv.
 VALIDATION = {"val_loss": "loss", "val_loss_masked": "loss_masked"}
 
@@ -69,6 +67,7 @@ class Quantity:
 
     def table(self, run: Run) -> pd.DataFrame:
         """Return step and value of a run."""
+        import numpy as np
         import pandas as pd
 
         if self.source == FLOPS:
@@ -86,8 +85,12 @@ class Quantity:
 
     def reduced(self, values: np.ndarray) -> np.ndarray:
         """Return one value per snapshot from values (snapshots, layers)."""
-        if self.layers in REDUCTIONS:
-            return np.asarray(REDUCTIONS[str(self.layers)](values, axis=1))
+        import numpy as np
+
+        if self.layers == "growth":
+            return growth(values)
+        if self.layers in REDUCTIONS:  # functions of numpy
+            return np.asarray(getattr(np, str(self.layers))(values, axis=1))
         layer = values.shape[1] if self.layers == "last" else int(self.layers)
         if not 1 <= layer <= values.shape[1]:
             return np.full(len(values), math.nan)
@@ -167,6 +170,7 @@ def observations_of(
     run: Run, quantity: Quantity, across: str, is_setting: bool, at_step: int | None
 ) -> pd.DataFrame:
     """Return the rows of one run, without the run."""
+    import numpy as np
     import pandas as pd
 
     if across == LAYER:

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from deepstack.records import Run
 from deepstack.runs import loss_text
 from deepstack.runs.intervals import student
@@ -15,6 +13,7 @@ from deepstack.runs.loss_text import context_free_loss as context_free_loss
 from deepstack.runs.settings import DATA, require, values_of
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
 
 # Two unrelated states that end in a norm are about √2·‖F_0‖ apart; above this part of it a
@@ -63,6 +62,7 @@ def points_of(
         above `ceiling`.  If all are gone, it is marked diverged and shows the mean of the values
         that `value` returns for them.  A point without a finite value is left out.
     """
+    import numpy as np
     import pandas as pd
 
     points = []
@@ -137,6 +137,8 @@ def seed_coefficient(wide: pd.DataFrame, degree: int = 1) -> Mean:
 
     n is 0 with too few columns for this degree, or if a value is not above 0.
     """
+    import numpy as np
+
     complete = wide.dropna()
     if wide.shape[1] <= degree or (wide <= 0).any(axis=None):
         return mean_of([])
@@ -147,6 +149,8 @@ def seed_coefficient(wide: pd.DataFrame, degree: int = 1) -> Mean:
 
 def last_row(table: pd.DataFrame, name: str) -> float | None:
     """Return the last finite value of a column, or None."""
+    import numpy as np
+
     values = table[name].to_numpy(dtype=float) if name in table else np.empty(0)
     finite = values[np.isfinite(values)]
     return float(finite[-1]) if len(finite) else None

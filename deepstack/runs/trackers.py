@@ -38,7 +38,7 @@ def register_tracker(name: str, tracker: Tracker) -> None:
     _TRACKERS.register(name, tracker)
 
 
-def trackers() -> Registry[Tracker]:
+def known_trackers() -> Registry[Tracker]:
     """Return every tracker by name."""
     import_extensions("tracker")
     return _TRACKERS
@@ -51,7 +51,7 @@ def live_logs(names: Iterable[str]) -> list[Callable[[], Any]]:
     """
     logs = []
     for name in names:
-        tracker = trackers().get(name) if name in trackers() else None
+        tracker = known_trackers().get(name) if name in known_trackers() else None
         if tracker is None or tracker.live is None:
             raise ConfigError(f"log.to: deepstack/integrations/{name} is missing", key="log.to")
         if find_spec(name) is None:

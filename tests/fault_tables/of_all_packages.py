@@ -95,7 +95,7 @@ ROWS = (
         "repeated_layers_count_in_the_width", "config",
         "owners = model.prelude_layers + model.unique_layers + model.coda_layers",
         "owners = model.depth",
-        "config/test_width.py::test_no_other_width_of_a_built_model_is_nearer[looped]",
+        "config/test_equal_parameters.py::test_no_other_width_of_a_built_model_is_nearer[looped]",
     ),
     (
         "largest_run_first", "sweeps",

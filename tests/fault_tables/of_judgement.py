@@ -22,9 +22,15 @@ ROWS = (
         "::test_depths_and_rates_share_the_error_of_who_learns[True-depths1-4]",
     ),
     (
+        "equal_differences_have_an_interval", "runs",
+        "if known and max(known) - min(known) <= SAME",
+        "if known and max(known) - min(known) < -SAME",
+        "tools/answer/test_answer_page.py::test_seeds_that_change_nothing_show_no_difference",
+    ),
+    (
         "pairs_of_unequal_seeds", "runs",
-        "[losses[seed] - of_leader[seed] for seed in shared]",
-        "[a - b for a, b in zip(losses.values(), of_leader.values())]",
+        "[(losses[seed], of_leader[seed]) for seed in shared]",
+        "[*zip(losses.values(), of_leader.values())]",
         "tools/answer/test_compared_settings.py"
         "::test_a_difference_is_taken_over_the_seeds_that_both_settings_have",
     ),

@@ -11,13 +11,13 @@ from deepstack.base import plugins
 from deepstack.base.registry import PREFIX, Registry
 from deepstack.cli.listing import listings
 from deepstack.config import instruments
-from deepstack.runs.trackers import trackers
+from deepstack.runs.trackers import known_trackers
 from deepstack.training import observer
 
 
 def all_registries() -> list[Registry[Any]]:
     """Return the registries of deepstack, of its instruments and integrations, and of peers."""
-    assert peers and observer and trackers()
+    assert peers and observer and known_trackers()
     for listing in listings().values():
         listing.entries(True)  # imports the registry
     modules = [module for name, module in sys.modules.items() if name.startswith("deepstack")]

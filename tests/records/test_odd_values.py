@@ -15,7 +15,7 @@ from helpers.plot_runs import make_run, without_layout
 
 from deepstack.cli.app import COMMANDS as KNOWN
 from deepstack.records import RunFolder
-from deepstack.runs.trackers import trackers
+from deepstack.runs.trackers import known_trackers
 
 ODD: list[Any] = [None, True, -1, 1e308, 10**400, 1.5, "", "x", "\x1b[31m", [], [[]], {}, {"": 0}]
 RAW = ["NaN", "-Infinity", "1e999", "[" * 5000]
@@ -117,7 +117,7 @@ FEW = pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.sl
 def test_no_value_ends_a_command(
     name: str, every: int, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
-    has_tracker = "tensorboard" in trackers() and find_spec("tensorboard") is not None
+    has_tracker = "tensorboard" in known_trackers() and find_spec("tensorboard") is not None
     if name == "export" and not has_tracker:
         pytest.skip("the tensorboard extra is missing")
     if name == "compare --transfer":

@@ -100,8 +100,7 @@ def conform_command(
 
 def settings_of(overrides: list[str]) -> dict[str, Any]:
     """Return the settings of the reference by key; raise ConfigError for other words."""
-    from deepstack.base import Problem
-    from deepstack.config import parse_override
+    from deepstack.config import Problem, parse_override
 
     settings = {}
     for text in overrides:

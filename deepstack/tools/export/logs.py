@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deepstack.base import ConfigError, DeepstackError, needs_package, unknown
 from deepstack.records import Run
-from deepstack.runs import trackers
+from deepstack.runs import known_trackers
 
 
 def export_logs(runs: Sequence[Run], tracker: str, to: Path) -> str:
@@ -17,11 +17,11 @@ def export_logs(runs: Sequence[Run], tracker: str, to: Path) -> str:
     Raises ConfigError for an unknown tracker, one whose package is missing, or an existing folder,
     and DeepstackError with the reason if the tracker fails.  A failed export leaves no folder.
     """
-    if tracker not in trackers():
-        raise ConfigError(f"--logs: {unknown('tracker', tracker, trackers())}")
+    if tracker not in known_trackers():
+        raise ConfigError(f"--logs: {unknown('tracker', tracker, known_trackers())}")
     if to.exists():
         raise ConfigError(f"{to} exists already; give another folder with --to")
-    chosen = trackers()[tracker]
+    chosen = known_trackers()[tracker]
     try:
         with redirect_stdout(sys.stderr):  # libraries greet on stdout
             chosen.export(runs, to)

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from deepstack import config as conf
-from deepstack.base import ConfigError, Node, Problem, quote, unknown
+from deepstack.base import ConfigError, quote, unknown
 from deepstack.config import (
     DEPTH,
     LR,
@@ -19,6 +19,8 @@ from deepstack.config import (
     TASK,
     WIDTH,
     Key,
+    Node,
+    Problem,
     parse_override,
     printable_path,
     raise_problems,

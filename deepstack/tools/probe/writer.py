@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.base import ChangedLogError, ConfigError, yaml_reader
-from deepstack.config import flatten
+from deepstack.base import ChangedLogError, ConfigError
+from deepstack.config import flatten, yaml_reader
 from deepstack.records import RunFolder, extent, read, rewrite_end, write_end
 from deepstack.runs import SPIKES_COLUMNS, SPIKES_LOG
 from deepstack.training import (

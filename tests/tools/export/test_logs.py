@@ -12,7 +12,7 @@ from helpers.command_line import refusal
 from deepstack.base.errors import ConfigError
 from deepstack.plots.tracked import scalars
 from deepstack.records import Run
-from deepstack.runs.trackers import Tracker, register_tracker, trackers
+from deepstack.runs.trackers import Tracker, known_trackers, register_tracker
 from deepstack.tools.export.logs import export_logs
 
 
@@ -59,13 +59,13 @@ def test_a_failed_export_leaves_one_line_and_no_folder(
     assert not (tmp_path / "m").exists()
 
 
-@pytest.mark.parametrize("tracker", trackers())
+@pytest.mark.parametrize("tracker", known_trackers())
 def test_the_command_that_shows_an_export_quotes_its_folder(tracker: str) -> None:
-    words = shlex.split(trackers()[tracker].show(Path("my logs/it's 5%")))
+    words = shlex.split(known_trackers()[tracker].show(Path("my logs/it's 5%")))
     assert any("my logs/it's 5%" in unquote(word) for word in words)
 
 
-@pytest.mark.parametrize("tracker", trackers())
+@pytest.mark.parametrize("tracker", known_trackers())
 def test_an_export_without_its_package_names_the_extra(
     tracker: str, runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures that the tests of instruments share with others."""
+"""Fixtures that the tests of tools share with others."""
 
 from helpers.finished_run import here as here
 from helpers.finished_run import run as run
