@@ -1,6 +1,7 @@
 """The structure of the package: imports point downwards, and no file is too long."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -147,6 +148,14 @@ def test_an_addition_imports_of_others_only_what_the_list_allows() -> None:
             if package_of(name) in OUTSIDE and other not in allowed:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert wrong == []
+
+
+def test_a_tool_or_instrument_names_its_question_and_the_page_that_asks_it() -> None:
+    homes = (PACKAGE / "instruments", PACKAGE / "tools", LAB)
+    for path in [path for home in homes for path in home.glob("*/__init__.py")]:
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        asked = re.search(r"^Question: .+\?\s+Asked in: (\S+)$", text, re.MULTILINE)
+        assert asked and (ROOT / asked[1]).is_file(), path
 
 
 def test_a_type_checker_knows_the_public_names() -> None:

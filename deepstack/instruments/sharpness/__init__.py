@@ -1,1 +1,4 @@
-"""The largest eigenvalue of the loss's Hessian, plain and preconditioned."""
+"""The largest eigenvalue of the loss's Hessian, plain and preconditioned.
+
+Question: Does training reach the optimizer's edge of stability?  Asked in: docs/runs.md
+"""

@@ -1,4 +1,7 @@
-"""Measures the contribution of each layer of a trained model."""
+"""Measures the contribution of each layer of a trained model.
+
+Question: Which layers does a trained model use?  Asked in: docs/questions/which_layers.md
+"""
 
 PUBLIC = {
     "analyze": ("runs", "analyze_run"),

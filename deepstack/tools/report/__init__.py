@@ -1,4 +1,7 @@
-"""One page about runs: written, watched in a terminal, served to a browser."""
+"""One page about runs: written, watched in a terminal, served to a browser.
+
+Question: What do all runs of a folder show together?  Asked in: docs/charts.md
+"""
 
 PUBLIC = {"report": ("page", "report")}
 """Names of `import deepstack`: name -> module of this folder, attribute."""

@@ -1,4 +1,7 @@
-"""Variance, correlation and gradients of every layer before training."""
+"""Variance, correlation and gradients of every layer before training.
+
+Question: Is this stack dead before it trains?  Asked in: docs/questions/dead_at_the_start.md
+"""
 
 PUBLIC = {"signal": ("signal", "signal")}
 """Names of `import deepstack`: name -> module of this folder, attribute."""
