@@ -85,9 +85,6 @@ def points_of(
     return pd.DataFrame(points, columns=["x", "y", "low", "high", "n", "mark", "by_seed"])
 
 
-SAME = 1e-12  # relative difference of numbers that are equal but for their rounding
-
-
 class Mean(NamedTuple):
     """The mean of n finite values: deviation, standard error and 95 % interval (Student's t).
 
@@ -115,12 +112,12 @@ def mean_of(values: Sequence[float | None]) -> Mean:
 def difference_of(pairs: Sequence[tuple[float | None, float | None]]) -> Mean:
     """Return the mean of first minus second over those pairs of seeds that have both.
 
-    Without an interval if the differences are equal: seeds that change nothing show no chance, with
-    which a difference could be compared.
+    Without an interval if all first values are equal, and all second ones: seeds that change
+    nothing show no chance, with which a difference could be compared.
     """
-    known = [a - b for a, b in pairs if a is not None and b is not None and math.isfinite(a - b)]
-    gap = mean_of(known)
-    if known and max(known) - min(known) <= SAME * max(map(abs, known)):
+    known = [(a, b) for a, b in pairs if a is not None and b is not None and math.isfinite(a - b)]
+    gap = mean_of([a - b for a, b in known])
+    if len(set(known)) == 1:
         return gap._replace(low=math.nan, high=math.nan)
     return gap
 

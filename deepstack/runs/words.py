@@ -48,7 +48,7 @@ def interval_text(
     if unit == PAIRS and mean.n == 1:
         number = "1 pair of seeds"
     if not math.isfinite(mean.low):
-        equal = f"{number}, the same in each, so no interval"
+        equal = f"{number}, which change nothing, so no interval"
         return equal if mean.n >= least else f"{number}, no interval below {least}"
     digits = digits_of(mean)
     low, high = (signed_text(end, digits) for end in (mean.low, mean.high))

@@ -22,7 +22,7 @@ from helpers.sampling import turn
 from deepstack import config as conf
 from deepstack.base.errors import ConfigError
 
-SECOND = 1.0
+LIMIT = 3.0  # seconds of CPU time; a text of 6,000 keys takes 0.5
 MEGABYTES = 60  # above the 40 of a command that reads nothing
 
 SYNTAX = [
@@ -90,7 +90,7 @@ def test_any_bytes_are_a_configuration_or_get_a_message(seed: int, count: int) -
         answers.append(answer(data))
         slowest = max(slowest, time.process_time() - begin)
     assert "" in answers and any(answers)
-    assert slowest < 2 * SECOND  # two readings of a text
+    assert slowest < 2 * LIMIT  # two readings of a text
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -131,7 +131,7 @@ def message_of_command(words: list[str], data: bytes) -> str:
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     begin = time.process_time()
     done = typed(*words)
-    assert time.process_time() - begin < SECOND, data
+    assert time.process_time() - begin < LIMIT, data
     assert os.listdir() == ["f.yaml"], data
     if isinstance(done.exception, ImportError) and done.exception.name == "torch":
         return ""

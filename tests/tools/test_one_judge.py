@@ -122,7 +122,8 @@ def lead_of(study: dict[tuple[str, int], dict[float, Seeds]]) -> Lead | None:
     gaps = {}
     for name, (_, others) in ends.items():
         pairs = [others[seed] - losses[seed] for seed in losses if seed in others]
-        differ = len(pairs) > 2 and max(pairs) - min(pairs) > 1e-9  # equal ones show no chance
+        shared = {(others[seed], losses[seed]) for seed in losses if seed in others}
+        differ = len(pairs) > 2 and len(shared) > 1  # seeds that change nothing show no chance
         half = T[len(pairs)] * stdev(pairs) / len(pairs) ** 0.5 if differ else math.inf
         mean = fmean(pairs) if pairs else fmean(others.values()) - fmean(losses.values())
         gaps[name] = (mean, mean - half, mean + half)

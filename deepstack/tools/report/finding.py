@@ -121,7 +121,7 @@ def verdict_of(gap: Mean) -> str:
     """Return the verdict on the interval of a margin, in words."""
     if not math.isfinite(gap.low):
         if gap.n >= LEAST_SEEDS:
-            return "no interval: the same difference in each seed"
+            return "no interval: the seeds change nothing"
         return NO_INTERVAL if gap.n else "no interval: no shared seed"
     return "clear" if gap.low > 0 else "not clear: the interval includes 0"
 

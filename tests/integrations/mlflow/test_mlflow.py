@@ -21,7 +21,7 @@ def test_mlflow_takes_its_own_names_and_any_folder(
     pytest.importorskip("mlflow")
     from mlflow.tracking import MlflowClient
 
-    monkeypatch.setattr("deepstack.plots.tracked.heat_maps", lambda run: [("x", 0, b"png")])
+    monkeypatch.setattr("deepstack.plots.heat_map_images", lambda run: [("x", 0, b"png")])
     for name in ("Default", "Default_", "50% of a study"):
         shutil.copytree(runs["done"].path, tmp_path / "studies" / name / runs["done"].name)
     to = tmp_path / "a%20b ?c"

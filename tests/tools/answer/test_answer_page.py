@@ -49,7 +49,7 @@ def test_seeds_that_change_nothing_show_no_difference(tmp_path: Path) -> None:
             make_run(tmp_path / "s", scheme=scheme, depth=6, **ends)
     assert deepstack.answer(tmp_path / "s").sentence == (
         "It is undecided which of DeepNorm and Post-LN is better: DeepNorm ends 0.10 nats lower (3 "
-        "pairs of seeds, the same in each, so no interval); DeepNorm and Post-LN learn (3 of 3 "
+        "pairs of seeds, which change nothing, so no interval); DeepNorm and Post-LN learn (3 of 3 "
         "seeds each)."
     )
     rows = deepstack.compare(tmp_path / "s", against="post_ln")
