@@ -112,13 +112,13 @@ def mean_of(values: Sequence[float | None]) -> Mean:
 def difference_of(pairs: Sequence[tuple[float | None, float | None]]) -> Mean:
     """Return the mean of first minus second over those pairs of seeds that have both.
 
-    Without an interval if all first values are equal, and all second ones: seeds that change
-    nothing show no chance, with which a difference could be compared.
+    Without deviation and interval if all first values are equal, and all second ones: seeds that
+    change nothing show no chance, with which a difference could be compared.
     """
     known = [(a, b) for a, b in pairs if a is not None and b is not None and math.isfinite(a - b)]
     gap = mean_of([a - b for a, b in known])
     if len(set(known)) == 1:
-        return gap._replace(low=math.nan, high=math.nan)
+        return gap._replace(sd=math.nan, se=math.nan, low=math.nan, high=math.nan)
     return gap
 
 

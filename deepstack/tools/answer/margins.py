@@ -94,6 +94,8 @@ def runs_that_decide(gap: Gap) -> More | None:
     cells, n = [gap.leader, gap.rival], gap.gap.n
     if n < gap.looks.least:
         return More(cells, gap.looks.least - n, "would give an interval")
+    if not math.isfinite(gap.gap.sd):
+        return None
     wanted = seeds_needed(gap.gap.value, gap.gap.sd, looks=gap.looks)
     if wanted is None:
         return None

@@ -140,7 +140,9 @@ def compared_cells(
 
 
 def nothing_more(gap: Gap) -> str:
-    """Return the sentence on a difference that is too small for an affordable number of seeds."""
+    """Return why further seeds would not decide which of two settings is better."""
+    if not math.isfinite(gap.gap.low):
+        return "More seeds would show no more: let the training use its seed."
     largest = max(abs(gap.gap.low), abs(gap.gap.high))
     percent = gap.looks.name.partition(" interval")[0]
     most = SEEDS[-1] if gap.looks.repeated else MOST_SEEDS

@@ -47,11 +47,14 @@ def test_seeds_that_change_nothing_show_no_difference(tmp_path: Path) -> None:
         for seed in range(3):
             ends: Any = {"seed": seed, "masked": loss, "config": SETTINGS}
             make_run(tmp_path / "s", scheme=scheme, depth=6, **ends)
-    assert deepstack.answer(tmp_path / "s").sentence == (
+    answer = deepstack.answer(tmp_path / "s")
+    assert answer.sentence == (
         "It is undecided which of DeepNorm and Post-LN is better: DeepNorm ends 0.10 nats lower (3 "
         "pairs of seeds, which change nothing, so no interval); DeepNorm and Post-LN learn (3 of 3 "
         "seeds each)."
     )
+    page = answer.page("markdown")
+    assert "let the training use its seed" in page and "more runs would" not in page
     rows = deepstack.compare(tmp_path / "s", against="post_ln")
     (row,) = rows[rows["setting"] == "DeepNorm"].to_dict("records")
     assert row["difference"] == pytest.approx(-0.1) and math.isnan(row["diff_low"])
