@@ -17,7 +17,8 @@ from deepstack.training import observer
 
 def all_registries() -> list[Registry[Any]]:
     """Return the registries of deepstack, of its instruments and integrations, and of peers."""
-    assert peers and observer and known_trackers()
+    assert peers and observer  # imported: each holds a registry
+    known_trackers()  # imports the trackers of integrations
     for listing in listings().values():
         listing.entries(True)  # imports the registry
     modules = [module for name, module in sys.modules.items() if name.startswith("deepstack")]
