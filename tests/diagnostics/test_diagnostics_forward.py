@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.extensions import needs
 from helpers.products import Products
 from helpers.sampling import some
 from helpers.snapshots import ToyModel
@@ -274,6 +275,7 @@ def expected_values(toy: ToyModel, post: bool) -> list[dict[str, float]]:
     return rows
 
 
+@needs("bound")
 @pytest.mark.parametrize(
     ("scheme", "family"),
     [

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.command_line import refusal, succeed, typed
+from helpers.extensions import needs
 from helpers.instrument_recipe import COLUMN, EVERY, NAME, load_recipe, measured_config, recipe
 from helpers.small_runs import logs_of, small
 
@@ -121,7 +122,15 @@ def test_an_entry_that_is_not_a_free_instrument_is_refused(
 
 
 @pytest.mark.parametrize(
-    "typo", ["sharpnes", "jacobain", "atribution", "noise_scal", "stream_updat", "skiped_layers"]
+    "typo",
+    [
+        pytest.param("sharpnes", marks=needs("sharpness")),
+        pytest.param("atribution", marks=needs("attribution")),
+        pytest.param("noise_scal", marks=needs("noise_scale")),
+        "jacobain",
+        "stream_updat",
+        "skiped_layers",
+    ],
 )
 def test_the_setting_that_a_refusal_names_is_accepted(typo: str) -> None:
     message = refusal(2, "check", "quick", f"log.instruments.{typo}=2")

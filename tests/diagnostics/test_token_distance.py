@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.extensions import needs
 from helpers.small_runs import small
 from torch import Tensor, nn
 
 import deepstack
 from deepstack.diagnostics import update
 from deepstack.records import Run
-from deepstack_lab.ledger.claims import statements
 
 MEASURES = {
     "model update": lambda runs: runs["run"].steps["model_update"].iloc[-1],
@@ -27,6 +27,8 @@ MEASURES = {
 
 def measured(out: Path) -> dict[str, float]:
     """Every measure of a move, from a run, a probe and a statement of the ledger."""
+    from deepstack_lab.ledger.claims import statements
+
     config = small(
         log__layers_every=6, log__stream_update=True, log__attribution_every=6, model__depth=2
     )
@@ -54,6 +56,7 @@ def median_distance(change: Tensor, kept: int = 0) -> Tensor:
     return 3 * change.norm(dim=-1).flatten(kept).median(dim=-1).values
 
 
+@needs("attribution", "probe", "ledger")
 def test_another_distance_changes_every_measure_of_a_move(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

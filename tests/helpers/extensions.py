@@ -1,4 +1,4 @@
-"""Which instruments there are: any can be deleted, and the tests of the core still pass."""
+"""Which additions there are: any can be deleted, and the tests outside of it still pass."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,13 +13,25 @@ from deepstack.config.keys import setting_keys
 V = TypeVar("V")
 
 
-def has_instrument(name: str) -> bool:
+def has(name: str) -> bool:
+    """Return whether an addition is there; name: of its folder."""
     return any((ROOT / home / name).is_dir() for home in HOMES)
 
 
-def needs_instrument(name: str) -> pytest.MarkDecorator:
-    """Skip a case that tests the core with the help of an instrument."""
-    return pytest.mark.skipif(not has_instrument(name), reason=f"{name} is missing")
+def needs(*names: str) -> pytest.MarkDecorator:
+    """Skip a test or a case that uses these additions where one of them is missing."""
+    missing = [name for name in names if not has(name)]
+    return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)}: missing")
+
+
+def is_missing(path: Path) -> bool:
+    """Return whether a file belongs, or belonged, to a missing addition or to its tests."""
+    words = list(path.relative_to(ROOT).parts)
+    tests = {home.removeprefix("deepstack").strip("/_"): home for home in HOMES}  # lab, tools, …
+    if words[0] == "tests":
+        words = [*tests.get(words[1], "tests").split("/"), *words[2:]]
+    home = next((home for home in HOMES if words[: home.count("/") + 1] == home.split("/")), None)
+    return home is not None and not has(words[home.count("/") + 1])
 
 
 def needs_settings_of(path: Path) -> pytest.MarkDecorator:

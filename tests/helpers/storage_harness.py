@@ -25,12 +25,13 @@ from typing import Any
 from unittest.mock import patch
 
 from helpers import ROOT, TESTS, storage_calls
+from helpers.extensions import has
 from helpers.storage_calls import WATCH, Call, read_trace
 from helpers.storage_disk import Disk, read_in
 from helpers.storage_run import INTERVAL, STEPS, Job, work
 
 CONTEXT = multiprocessing.get_context("forkserver")
-LOGS = ("steps.csv", "evals.csv", "attribution.csv")
+LOGS = ("steps.csv", "evals.csv", *(["attribution.csv"] if has("attribution") else []))
 
 
 @cache

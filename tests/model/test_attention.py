@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.configs import config_with
+from helpers.extensions import needs
 from helpers.family_models import perturbed
 from helpers.sampling import some
 from helpers.small_runs import small
@@ -17,7 +18,6 @@ import deepstack
 from deepstack.base.errors import ConfigError
 from deepstack.config import parameter_count
 from deepstack.model import build_model
-from deepstack_lab.ledger.decoding import generate
 
 D, HEADS, SEQ = 16, 4, 7
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -101,8 +101,11 @@ def test_separate_products_of_one_input_are_the_joint_product(changes: dict[str,
     torch.testing.assert_close(attention.products_of_each((x, x, x)), list(attention.products(x)))
 
 
+@needs("ledger")
 @every_option
 def test_a_decoder_decodes_position_by_position(options: dict[str, Any]) -> None:
+    from deepstack_lab.ledger.decoding import generate
+
     model = model_of(options, "decoder").eval()
     start = torch.arange(3)[None]
     added = generate(model, start, 5)

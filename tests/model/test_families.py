@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.extensions import needs
 from helpers.family_models import SEQ, VOCAB, config, perturbed, tokens_for
 from torch import Tensor, nn
 
@@ -15,8 +16,6 @@ from deepstack.base.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.schemes import FAMILIES, SCHEMES, stack_schemes
 from deepstack.tasks import TASKS, task_families
-from deepstack_lab.ledger.claims.attention import merged_formula
-from deepstack_lab.ledger.decoding import decoder_of, generate
 
 DECODERS = [
     (name, family)
@@ -44,9 +43,12 @@ DECODED = [
 ]
 
 
+@needs("ledger")
 @pytest.mark.parametrize("changes", DECODED, ids=str)
 def test_tokens_decoded_one_by_one_have_the_logits_of_the_whole(changes: dict[str, Any]) -> None:
     """So that no position sees those after it."""
+    from deepstack_lab.ledger.decoding import decoder_of
+
     model = perturbed(**changes).model.double()
     tokens = tokens_for(model)
     expected = model(tokens).detach()
@@ -60,7 +62,10 @@ def test_tokens_decoded_one_by_one_have_the_logits_of_the_whole(changes: dict[st
         step(target[:, 0])
 
 
+@needs("ledger")
 def test_generated_tokens_are_the_most_probable_ones() -> None:
+    from deepstack_lab.ledger.decoding import generate
+
     model = perturbed(model__family="encoder_decoder").model
     source, target = model.split(tokens_for(model))
     generated = generate(model, target[:, :2], 4, source=source)
@@ -80,7 +85,10 @@ def test_generated_tokens_are_the_most_probable_ones() -> None:
         generate(model, target[:, :1], 2, source=torch.zeros(1, 9, dtype=torch.int64))
 
 
+@needs("ledger")
 def test_merged_attention_is_its_equation() -> None:
+    from deepstack_lab.ledger.claims.attention import merged_formula
+
     model = perturbed(model__scheme="post_ln", **MERGED).model
     merged = model.decoder.layers[1].attention
     x, m = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
@@ -102,6 +110,7 @@ def test_an_average_attention_is_its_equation(name: str) -> None:
         torch.testing.assert_close(own(x)[:, i], gate_in * x[:, i] + gate_of_g * g)
 
 
+@needs("bound")
 def test_an_average_attention_is_trained_without_a_bound(tmp_path: Path) -> None:
     run = deepstack.train(config(**AVERAGE, model__qk_norm=True), out=tmp_path)
     assert run.state == "done" and np.isnan(run.layers("bound_attention")[1]).all()

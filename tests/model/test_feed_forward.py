@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.configs import config_with
+from helpers.extensions import needs
 from helpers.gradients import assert_same_gradients
 from helpers.small_runs import small
 
@@ -75,6 +76,7 @@ def test_a_separate_gate_matrix_starts_with_the_same_numbers() -> None:
     assert w3.std().item() == pytest.approx(xavier, rel=0.02)
 
 
+@needs("bound")
 def test_the_theorem_does_not_speak_of_a_gate(tmp_path: Path) -> None:
     for gated in (False, True):
         run = deepstack.train(small(model__gated=gated, train__steps=1), out=tmp_path / str(gated))

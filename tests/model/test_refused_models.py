@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from helpers.configs import config_with
+from helpers.extensions import needs
 
 from deepstack.base.errors import ConfigError
 from deepstack.model import build_model
@@ -67,7 +68,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model.depth": 6, "model.unique_layers": 4}, "found 4; allowed a divisor of model.depth = 6"),
     # logs
     ({"log.skipped_layers": 17}, r"log\.skipped_layers: found 17; allowed .*16"),
-    ({"log.first_order": True}, r"log\.first_order: found true, unused under"),
+    pytest.param(
+        {"log.first_order": True},
+        r"log\.first_order: found true, unused under",
+        marks=needs("attribution"),
+    ),
 ]  # fmt: skip
 
 

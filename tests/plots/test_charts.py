@@ -11,6 +11,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+from helpers.extensions import has, needs
 from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, words, write_table
 from helpers.sampling import some
 from matplotlib.transforms import Bbox
@@ -134,36 +135,53 @@ def test_the_best_learning_rate_is_one_at_which_every_seed_finished(tmp_path: Pa
     assert "nothing finished of Post-LN" in caption(chart)
 
 
+OWNERS = {
+    "attribution_vs_depth": "attribution", "attribution_vs_step": "attribution",
+    "best_lr_vs_depth": "transfer", "bound_vs_depth": "bound", "bound_vs_measured": "bound",
+    "coordinate_check": "coordinates", "iso_flop": "laws", "sharpness_vs_step": "sharpness",
+    "effective_depth_vs_depth": "depth_use", "effective_depth_vs_step": "depth_use",
+    "lens_by_layer": "depth_use",
+}  # fmt: skip
+"""Chart -> the addition that draws it."""
+
+
+def of_addition(*case: Any) -> Any:
+    """A case of a chart, skipped where the addition that draws it is missing."""
+    return pytest.param(*case, marks=[needs(OWNERS[case[0]])] if case[0] in OWNERS else [])
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "reason"),
     [
-        ("attribution_vs_depth", {}, "log.attribution_every is 0"),
-        ("attribution_vs_depth", {"layers": ZEROS}, "needs runs of two depths"),
-        ("attribution_vs_step", {}, "log.attribution_every is 0"),
-        ("best_lr_vs_depth", {"depth": (6, 18)}, "two learning rates"),
-        ("best_lr_vs_depth", {"lr": (1e-3, 2e-3)}, "needs two depths"),
-        ("bound_vs_depth", {}, "log.layers_every is 0"),
-        ("bound_vs_measured", {}, "log.layers_every is 0"),
-        ("coordinate_check", {}, "no run has a record of every layer"),
-        ("coordinate_check", {"layers": ZEROS}, "needs runs of two widths"),
+        of_addition("attribution_vs_depth", {}, "log.attribution_every is 0"),
+        of_addition("attribution_vs_depth", {"layers": ZEROS}, "needs runs of two depths"),
+        of_addition("attribution_vs_step", {}, "log.attribution_every is 0"),
+        of_addition("best_lr_vs_depth", {"depth": (6, 18)}, "two learning rates"),
+        of_addition("best_lr_vs_depth", {"lr": (1e-3, 2e-3)}, "needs two depths"),
+        of_addition("bound_vs_depth", {}, "log.layers_every is 0"),
+        of_addition("bound_vs_measured", {}, "log.layers_every is 0"),
+        of_addition("coordinate_check", {}, "no run has a record of every layer"),
+        of_addition("coordinate_check", {"layers": ZEROS}, "needs runs of two widths"),
         ("final_loss_vs_depth", {"state": "running"}, "no finished run has a validation loss"),
         ("frontier", {"depth": (6, 18), "lr": lambda depth: 1 / depth}, "two learning rates"),
         ("grad_norm_by_layer", {"layers": ZEROS}, "grad_norm: no value is finite and above 0"),
         ("gradient_ratios", {}, "beta_ln and beta_rc"),
         ("gradient_ratios", {"layers": ZEROS}, "no value is finite"),
-        ("iso_flop", {"depth": (2, 8), "flops": lambda depth: depth * 10**9}, "nearly equal"),
-        ("iso_flop", {"depth": (2, 8), "flops": None}, "FLOPs in its meta"),
+        of_addition(
+            "iso_flop", {"depth": (2, 8), "flops": lambda depth: depth * 10**9}, "nearly equal"
+        ),
+        of_addition("iso_flop", {"depth": (2, 8), "flops": None}, "FLOPs in its meta"),
         ("loss_vs_lr", {"depth": (6, 18), "lr": lambda depth: 1 / depth}, "two learning rates"),
         ("loss_vs_lr", {"lr": (1e-3, 1e-2)} | LOST, "every run diverged"),
         ("loss_vs_step", LOST, "no run has a finite value of loss"),
         ("outcomes", {}, "needs finished runs of two schemes, depths"),
-        ("sharpness_vs_step", {}, "log.sharpness_every is 0"),
+        of_addition("sharpness_vs_step", {}, "log.sharpness_every is 0"),
         ("solved_vs_depth", {"solved": 2.0, "state": "running"}, "no finished run"),
         ("update_vs_depth", {"depth": (6, 18), "updates": [0.0, 0.0]}, "above 0 at step 2"),
         ("update_vs_step", LOST, "no run has a finite"),
-        ("effective_depth_vs_depth", {}, "deepstack analyze RUN --what lens"),
-        ("lens_by_layer", {}, "deepstack analyze RUN --what lens"),
-        ("effective_depth_vs_step", {}, "deepstack analyze RUN --what lens --step N"),
+        of_addition("effective_depth_vs_depth", {}, "deepstack analyze RUN --what lens"),
+        of_addition("lens_by_layer", {}, "deepstack analyze RUN --what lens"),
+        of_addition("effective_depth_vs_step", {}, "deepstack analyze RUN --what lens --step N"),
     ],
 )
 def test_refused_charts_name_reasons(tmp_path: Path, name: str, settings: Any, reason: str) -> None:
@@ -282,7 +300,7 @@ def test_charts_that_cannot_be_drawn_are_named_with_the_reason(tmp_path: Path) -
     run = make_run(tmp_path / "study")
     messages: list[str] = []
     paths = draw(tmp_path / "study", say=messages.append, formats=("csv",))
-    drawn = ["loss_vs_compute", "loss_vs_step", "update_vs_step"]
+    drawn = [*(["loss_vs_compute"] if has("laws") else []), "loss_vs_step", "update_vs_step"]
     assert [path.stem for path in paths] == drawn
     assert all(path.parent == tmp_path / "study" / "figures" for path in paths)
     left_out = [name for name in CHARTS.names() if name not in drawn]
@@ -356,6 +374,7 @@ def test_columns_of_published_values_have_the_separator_of_the_first_line(
     assert (found["series"], found["x"], found["y"]) == ("a, b", 6, 0.018)
 
 
+@needs("laws")
 def test_published_values_are_drawn_beside_a_fitted_law(tmp_path: Path) -> None:
     make_runs(
         tmp_path, depth=(2, 4, 8, 16, 32), seed=(0, 1, 2),

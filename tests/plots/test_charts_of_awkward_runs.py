@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.extensions import needs
 from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, without_layout, words
 
 from deepstack.plots import Options, figure
@@ -15,6 +16,12 @@ from deepstack.records import find_runs
 from deepstack.schemes import SCHEMES
 
 # --- seeds ---------------------------------------------------------------------------------
+
+
+OF_ATTRIBUTION = [
+    pytest.param(name, marks=needs("attribution"))
+    for name in ("attribution_vs_depth", "attribution_vs_step")
+]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +92,7 @@ def lost_seed(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@needs("bound")
 def test_a_diverged_seed_marks_the_bound_at_its_depth(lost_seed: Path) -> None:
     chart = make_chart("bound_vs_depth", lost_seed)
     for panel in ("measured", "right-hand side"):
@@ -94,7 +102,7 @@ def test_a_diverged_seed_marks_the_bound_at_its_depth(lost_seed: Path) -> None:
     assert "some seeds diverged" in caption(chart) and np.isfinite(points["y"]).all()
 
 
-@pytest.mark.parametrize("name", ["attribution_vs_depth", "attribution_vs_step", "gradient_ratios"])
+@pytest.mark.parametrize("name", [*OF_ATTRIBUTION, "gradient_ratios"])
 def test_means_name_the_seeds_that_diverged(lost_seed: Path, name: str) -> None:
     chart = make_chart(name, lost_seed)
     assert "48 (1 of 2 seeds)" in caption(chart)
@@ -121,7 +129,7 @@ def test_a_seed_counts_until_it_has_diverged(lost_seed: Path) -> None:
     assert 18 in ends  # the line stops before it
 
 
-@pytest.mark.parametrize("name", ["attribution_vs_depth", "attribution_vs_step"])
+@pytest.mark.parametrize("name", OF_ATTRIBUTION)
 def test_a_setting_in_which_nothing_moved_is_named(tmp_path: Path, name: str) -> None:
     both: Any = {"depth": (6, 18), "layers": lambda depth: np.ones((5, depth))}
     make_runs(tmp_path, **both)
@@ -154,6 +162,7 @@ def test_a_caption_says_which_lines_may_still_grow(tmp_path: Path) -> None:
     assert "unfinished" not in caption(make_chart("loss_vs_step", tmp_path))
 
 
+@needs("attribution")
 def test_titles_of_panels_stay_apart(tmp_path: Path) -> None:
     for i in range(4):
         path = f"a/folder/{i}/with_a_name_that_is_longer_than_a_panel_of_a_paper_is_wide.txt"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.extensions import needs
 from helpers.plot_runs import (
     caption,
     make_chart,
@@ -35,6 +36,7 @@ def study_of_rates(root: Path, scheme: str, power: float, rates: tuple[float, ..
     make_runs(root, scheme=scheme, depth=(6, 24, 54), lr=rates, seed=(0, 1, 2), masked=loss)
 
 
+@needs("transfer")
 def test_the_best_rate_has_the_exponent_of_its_parabolas_and_laws_beside_it(tmp_path: Path) -> None:
     study_of_rates(tmp_path, "deepnorm", -0.5)
     chart = make_chart("best_lr_vs_depth", tmp_path)
@@ -52,6 +54,7 @@ def test_the_best_rate_has_the_exponent_of_its_parabolas_and_laws_beside_it(tmp_
     assert scheme_style("deepnorm")["color"] in {line.get_color() for line in axes.lines}
 
 
+@needs("transfer")
 def test_a_best_rate_at_the_edge_is_hollow_and_a_lone_depth_is_named(tmp_path: Path) -> None:
     study_of_rates(tmp_path, "deepnorm", -0.5, RATES[2:])
     make_runs(tmp_path, scheme="rezero", lr=RATES)
@@ -63,6 +66,7 @@ def test_a_best_rate_at_the_edge_is_hollow_and_a_lone_depth_is_named(tmp_path: P
     assert "ReZero: no seed has a loss at every rate of two depths" in caption(chart)
 
 
+@needs("attribution")
 def test_each_role_has_a_line_with_its_exponent(tmp_path: Path) -> None:
     make_runs(
         tmp_path, scheme=("deepnorm", "post_ln"), depth=(6, 18, 54), seed=(0, 1),
@@ -105,6 +109,7 @@ def study_of_budgets(root: Path, size: str = "model.depth") -> None:
         )  # fmt: skip
 
 
+@needs("laws")
 @pytest.mark.parametrize("size", ["model.depth", "model.d_model"])
 def test_the_least_loss_at_equal_flops_is_found_inside(tmp_path: Path, size: str) -> None:
     study_of_budgets(tmp_path, size)
@@ -117,6 +122,7 @@ def test_the_least_loss_at_equal_flops_is_found_inside(tmp_path: Path, size: str
     assert ("width" if size == "model.d_model" else "depth N") in caption(chart)
 
 
+@needs("laws")
 def test_the_label_of_a_loss_follows_the_drawn_runs(tmp_path: Path) -> None:
     study_of_budgets(tmp_path / "budgets")
     make_runs(
@@ -134,6 +140,7 @@ def test_the_label_of_a_loss_follows_the_drawn_runs(tmp_path: Path) -> None:
         assert chart.figure.axes[0].get_ylabel() == "validation loss on [MASK] (nats)"
 
 
+@needs("laws")
 def test_loss_against_flops_has_a_line_for_each_depth(tmp_path: Path) -> None:
     study_of_budgets(tmp_path)
     chart = make_chart("loss_vs_compute", tmp_path)
@@ -144,6 +151,7 @@ def test_loss_against_flops_has_a_line_for_each_depth(tmp_path: Path) -> None:
     assert len(chart.data) == 6
 
 
+@needs("laws")
 def test_a_budget_has_the_loss_of_the_seeds_that_did_not_diverge(tmp_path: Path) -> None:
     runs = (10, "done", 2.0), (40, "done", 1.5), (40, "diverged", 9.0), (160, "diverged", 9.0)
     for steps, state, loss in runs:
@@ -167,6 +175,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "s"
 
 
+@needs("depth_use")
 def test_effective_depth_has_mean_and_spread_over_seeds(runs: Path) -> None:
     chart = make_chart("effective_depth_vs_depth", runs)
     points = rows(chart, panel="layers", kind="point")
@@ -181,6 +190,7 @@ def test_effective_depth_has_mean_and_spread_over_seeds(runs: Path) -> None:
     assert "all layers" in " ".join(words(chart))
 
 
+@needs("depth_use")
 def test_a_setting_that_learnt_nothing_is_marked(tmp_path: Path) -> None:
     for scheme, masked in (("pre_ln", 2.5), ("post_ln", 3.26)):
         for depth in (6, 12):
@@ -195,6 +205,7 @@ def test_a_setting_that_learnt_nothing_is_marked(tmp_path: Path) -> None:
     assert "no seed learnt: at chance or worse" in words(chart)
 
 
+@needs("depth_use")
 def test_the_lens_is_drawn_against_the_share_of_layers(runs: Path) -> None:
     chart = make_chart("lens_by_layer", runs)
     drawn = rows(chart, panel="KL to the final output", series="N = 4")
@@ -204,6 +215,7 @@ def test_the_lens_is_drawn_against_the_share_of_layers(runs: Path) -> None:
     assert "KL is 0 at l = N" in caption(chart) and "at or below 0" in caption(chart)
 
 
+@needs("depth_use")
 def test_heat_maps_have_the_cells_of_one_seed(runs: Path) -> None:
     cells = rows(make_chart("effects", runs), panel="N = 4", kind="cell")
     known = cells.dropna(subset="value").set_index(["x", "y"])["value"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from helpers.command_line import typed
+from helpers.extensions import needs
 from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, without_layout, words
 from helpers.sampling import some
 
@@ -15,7 +16,6 @@ from deepstack.plots.reference import read_reference
 from deepstack.plots.style import axis_number, deepstack_style
 from deepstack.plots.texts import drawn, is_typeset, typeset
 from deepstack.records import Run, RunFolder, find_runs
-from deepstack.tools.report.figures import describe_figure
 
 HOSTILE = (
     "a$b$c.txt", r"$\frac{1}{", r"\$5\$", "back\\", "_hidden", "{brace} & #hash ~tilde^ 100 %",
@@ -24,9 +24,12 @@ HOSTILE = (
 )  # fmt: skip
 
 
+@needs("report")
 @pytest.mark.parametrize("name", some(HOSTILE, 4))
 def test_a_hostile_name_is_drawn_without_a_warning(tmp_path: Path, name: str) -> None:
     """As the label of a scheme, a value, a symbol, a task and a published label."""
+    from deepstack.tools.report.figures import describe_figure
+
     for depth in (6, 18):
         for i, value in enumerate((name, "other")):
             path = make_run(
@@ -50,7 +53,10 @@ def test_a_hostile_name_is_drawn_without_a_warning(tmp_path: Path, name: str) ->
         figure(runs, "metric", x="task.path", y="val_loss").savefig(io.BytesIO(), format="png")
 
 
+@needs("report")
 def test_dollar_signs_are_letters_and_indices_are_typeset(tmp_path: Path) -> None:
+    from deepstack.tools.report.figures import describe_figure
+
     make_runs(
         tmp_path, config=({"task.path": "a$b$c"}, {"task.path": "d"}), depth=(6, 18),
         lr=lambda config, depth: 1e-3 if config["task.path"] == "d" else 2e-3,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from helpers import QUICK
 from helpers.command_line import PLUGIN, TINY, refusal, succeed
+from helpers.extensions import needs
 from helpers.registries import restored_names
 from helpers.small_runs import only_run
 
@@ -27,6 +28,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return only_run(out / "quick")
 
 
+@needs("depth_use")
 def test_a_run_keeps_its_plugin_and_is_read_without_naming_it(trained: Run) -> None:
     copy = trained.path / "plugins" / "own.py"
     assert copy.read_text() == PLUGIN and problems(trained.folder) == []

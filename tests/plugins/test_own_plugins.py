@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.extensions import needs
 from helpers.small_runs import small
 from helpers.snapshots import ToyModel
 
@@ -182,6 +183,7 @@ def test_a_file_of_another_diagnostic_is_not_overwritten() -> None:
         diagnostic("grad", "o", parts=("norm",))(lambda snapshot: {"norm": snapshot.param_norm})
 
 
+@needs("bound")
 def test_snapshots_are_taken_in_evaluation_mode() -> None:
     class Own(Scheme, name="own", label="Own", paper="none"):
         """x <- LN(x + G(x)), in training x <- LN(x)."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers import QUICK, ROOT
 from helpers.command_line import TINY, succeed, typed
+from helpers.extensions import needs
 from helpers.sampling import some
 
 import deepstack
@@ -313,6 +314,7 @@ def test_the_task_reads_its_own_tokens(tmp_path: Path) -> None:
     assert succeed("train", *words) == f"{run.path}-2"  # other data: another run
 
 
+@needs("export")
 @pytest.mark.parametrize("word", some(BLOCKS, 2))
 def test_a_block_is_trained_made_again_and_exported(word: str, tmp_path: Path) -> None:
     file = tmp_path / f"{word.partition('=')[2]}_file.py"

@@ -72,7 +72,7 @@ for place in sys.argv[2:]:
 
 def without(folder: str, place: Path) -> Path:
     """Make a folder that has the package by links, but for the deleted folder."""
-    for path in [ROOT / "deepstack", *(ROOT / home for home in HOMES)]:
+    for path in [ROOT / "deepstack", *(ROOT / home for home in HOMES if (ROOT / home).is_dir())]:
         (place / path.relative_to(ROOT)).mkdir(parents=True)
         for child in path.iterdir():
             name = child.relative_to(ROOT).as_posix()

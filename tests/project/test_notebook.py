@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from helpers import QUICK, ROOT
 from helpers.command_line import TINY
+from helpers.extensions import needs
 from helpers.record_runs import make_run
 
 import deepstack
@@ -32,6 +33,7 @@ def test_on_windows_one_sentence_refuses() -> None:
     )
 
 
+@needs("depth_use", "calibrate")
 def test_every_public_name_is_there_and_says_what_it_is() -> None:
     for name in deepstack.__all__:
         assert len(inspect.getdoc(getattr(deepstack, name)) or "") > 40, name

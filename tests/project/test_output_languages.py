@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT
+from helpers.extensions import is_missing
 
 PACKAGE = ROOT / "deepstack"
 LAB = ROOT / "deepstack_lab"
@@ -87,11 +88,13 @@ def test_each_language_is_written_in_one_module() -> None:
     found = {(file, name) for file, text in sources() for name in languages_in(text)}
     owners = {(owner, name) for name, (owner, _) in WRITERS.items()}
     assert sorted(found - owners - ALLOWED.keys()) == []
-    assert sorted((owners | ALLOWED.keys()) - found) == []
+    unused = (owners | ALLOWED.keys()) - found
+    assert sorted(one for one in unused if not is_missing(PACKAGE / one[0])) == []
 
 
 def test_json_of_files_is_read_by_one_function() -> None:
-    assert {file for file, text in sources() if json_readers_in(text)} == READERS.keys()
+    known = {file for file in READERS if not is_missing(PACKAGE / file)}
+    assert {file for file, text in sources() if json_readers_in(text)} == known
 
 
 @pytest.mark.parametrize(

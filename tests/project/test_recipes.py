@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 from helpers.command_line import TINY
+from helpers.extensions import needs
 from helpers.plot_runs import make_runs
 from helpers.record_runs import make_run
 
@@ -71,6 +72,7 @@ def test_the_chart_of_the_recipe_is_drawn_by_an_instrument_and_by_a_plugin(
     assert (tmp_path / f"{name}.csv").read_text() == drawn
 
 
+@needs("export")
 def test_the_tracker_of_the_recipe_exports_logs(copy: Path) -> None:
     run(copy, "export", "results/study/run", "--logs", "lines", "--to", "logs")
     assert (copy / "logs" / "run.txt").read_text().startswith("1 3.0\n2 2.0\n")

@@ -7,8 +7,10 @@ from typing import Any
 import pandas as pd
 import pytest
 from helpers import ROOT
+from helpers.extensions import needs
 
 EXPERIMENTS = ROOT / "experiments"
+pytestmark = needs("coordinates", "transfer")  # whose names redraw.py uses
 
 
 @pytest.fixture(scope="module")

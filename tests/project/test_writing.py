@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from helpers import ROOT
+from helpers.extensions import is_missing
 
 PACKAGE = ROOT / "deepstack"
 LAB = ROOT / "deepstack_lab"
@@ -107,7 +108,8 @@ def test_no_other_module_opens_a_file_for_writing() -> None:
             if (file, name) not in ALLOWED:
                 wrong.append(f"deepstack/{file}:{line}: {name}; use records.files.replace")
     assert wrong == []
-    assert sorted(ALLOWED.keys() - used) == []
+    unused = ALLOWED.keys() - used
+    assert [one for one in unused if not is_missing((PACKAGE / one[0]).resolve())] == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 from helpers.ended_runs import flip
-from helpers.extensions import has_instrument, known
+from helpers.extensions import has, known
 from helpers.sampling import some
 from helpers.small_runs import data_of, interrupted, small, stop_at
 
@@ -22,7 +22,7 @@ from deepstack.training import Observer, checkpoint, outcome
 from deepstack.training.observer import Started
 
 LOGS = ["steps.csv", "evals.csv", "timing.csv"]
-LOGS += ["attribution.csv"] if has_instrument("attribution") else []
+LOGS += ["attribution.csv"] if has("attribution") else []
 SMALL = small()
 CONFIG = small(
     model__depth=1, model__d_model=8, train__steps=8, log__layers_every=0,

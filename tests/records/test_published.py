@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers import QUICK, ROOT
 from helpers.command_line import TINY, typed
-from helpers.extensions import needs_instrument, needs_settings_of
+from helpers.extensions import needs, needs_settings_of
 from helpers.record_runs import contents
 
 from deepstack.plots import CHARTS
@@ -45,7 +45,7 @@ def test_charts_of_published_runs_lie_outside(clone: Path) -> None:
 
 
 @pytest.mark.slow
-@needs_instrument("report")
+@needs("report")
 def test_a_report_of_published_runs_lies_outside(clone: Path) -> None:
     written = typed("report", "results/published", "-q").stdout.strip()
     assert written == "results/figures/report.html" and Path(written).is_file()
@@ -91,7 +91,7 @@ def test_a_published_run_is_trained_again(clone: Path) -> None:
         assert (again / "steps.csv").read_bytes() == (config.parent / "steps.csv").read_bytes()
 
 
-@needs_instrument("depth_use")
+@needs("depth_use")
 @needs_settings_of(PUBLISHED / RUN / "config.yaml")
 def test_weights_may_be_missing_only_there(clone: Path) -> None:
     needed = typed("analyze", f"results/published/{RUN}")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers.command_line import PLUGIN, typed
 from helpers.ended_runs import TINY, flip
-from helpers.extensions import needs_instrument
+from helpers.extensions import needs
 from helpers.record_runs import contents
 from helpers.registries import restored_names
 from helpers.small_runs import reseal, stop_at
@@ -143,7 +143,7 @@ def test_a_difference_behind_equal_rows_is_named(
         pytest.param(
             lambda f: change_cell(f.path / "attribution.csv", 3, "q"),
             r"attribution\.csv: a row .* at step 3 in column q",
-            marks=needs_instrument("attribution"),
+            marks=needs("attribution"),
         ),
         (
             lambda f: f.steps_path.write_text(f.steps_path.read_text() + "7,1,1,1,1,1,1,1\n"),

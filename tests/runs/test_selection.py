@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.command_line import refusal, typed
-from helpers.extensions import needs_instrument
+from helpers.extensions import needs
 from helpers.plot_runs import make_runs, without_layout
 from helpers.record_runs import end, make_run, python
 from helpers.report_pages import draw_only
@@ -184,7 +184,7 @@ def test_all_settings_are_the_same_columns_in_every_study(results: Path, tmp_pat
         deepstack.load_runs(results, settings="every")
 
 
-@needs_instrument("report")
+@needs("report")
 def test_all_commands_select(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +244,7 @@ def test_a_baseline_with_several_values_of_its_own_option_is_refused(tmp_path: P
 # --- tags and notes -------------------------------------------------------------------------
 
 
-@needs_instrument("report")
+@needs("report")
 def test_tags_and_notes_are_shown_and_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

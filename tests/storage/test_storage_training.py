@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 from helpers import storage_trials as trials
+from helpers.extensions import known_words
 from helpers.sampling import ROTATION, rotating
 from helpers.storage_harness import Harness, rows_of
 from helpers.storage_run import STEPS
@@ -118,7 +119,7 @@ def test_one_process_of_several_works_and_the_others_are_refused_in_two_seconds(
 ) -> None:
     """The working one is stopped once it is alone, and the next round resumes from it."""
     settings = ("train.steps=100000", "train.eval_every=0", "log.layers_every=0")
-    settings += ("log.attribution_every=0", "train.eval_batches=1")
+    settings += (*known_words(["log.attribution_every=0"]), "train.eval_batches=1")
     harness = replace(harness, settings=settings, scratch=harness.scratch / f"{starters}")
     out = harness.new()
     assert harness.run(out, signals=((1, 15),)).code == 143

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from helpers.command_line import typed
 from helpers.configs import config_with
+from helpers.extensions import needs
 from helpers.plot_runs import make_run
 from helpers.report_pages import draw_only
 from helpers.small_runs import interrupted, small
@@ -161,6 +162,7 @@ def with_meta(run: Path, **more: object) -> Run:
     return Run(run)
 
 
+@needs("answer", "report")
 def test_runs_of_earlier_versions_are_not_compared_with_newer_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from helpers.command_line import refusal, typed
+from helpers.extensions import needs
 from helpers.plot_runs import make_chart, rows
 from helpers.small_runs import interrupted, logs_of, small
 from safetensors.torch import load_file
@@ -152,6 +153,7 @@ def test_a_run_without_final_weights_resumes_and_keeps_the_same_logs_alone(tmp_p
     assert deepstack.train(small(**WITHOUT), out=tmp_path / "cut").path == run.path, "trained again"
 
 
+@needs("depth_use", "export")
 def test_commands_that_need_weights_say_that_the_run_kept_none(tmp_path: Path) -> None:
     run = deepstack.train(small(**WITHOUT), out=tmp_path)
     why = (

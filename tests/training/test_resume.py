@@ -14,6 +14,7 @@ import torch
 from helpers import QUICK
 from helpers.command_line import TINY, typed
 from helpers.ended_runs import flip
+from helpers.extensions import known, needs
 from helpers.sampling import some
 from helpers.small_runs import data_of, interrupted, logs_of, only_run, reseal, small
 
@@ -29,11 +30,11 @@ VARIANTS: list[dict[str, Any]] = [
     {"model__dropout": 0.1},
     {"train__optimizer": "muon", "log__stream_update": True},
     {"train__spectral_penalty": 0.1, "model__dropout": 0.1},
-    {
+    known({
         "log__attribution_every": 2, "log__first_order": True, "log__sharpness_every": 5,
         "model__depth": 2,
-    },
-    {"log__attribution_every": "log", "log__layers_every": 0, "train__optimizer": "sgd"},
+    }),
+    known({"log__attribution_every": "log", "log__layers_every": 0, "train__optimizer": "sgd"}),
     {"model__norm__kind": "batch", "model__scheme": "pre_ln"},
     {"model__scheme": "looped", "model__unique_layers": 2},
     {"runtime__replay": True, "runtime__checkpoint_seconds": 0.0},
@@ -226,6 +227,7 @@ def test_a_path_that_cannot_be_is_refused_before_anything_is_trained(
     assert not [*tmp_path.glob("*/*/*/steps.csv")]
 
 
+@needs("export")
 def test_weights_of_another_model_are_not_exported(tmp_path: Path) -> None:
     run = Path(train(tmp_path).stdout.strip())
     path = run / "config.yaml"

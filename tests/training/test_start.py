@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.command_line import refusal, typed
+from helpers.extensions import known, needs
 from helpers.small_runs import data_of, interrupted, reseal, small, stop_at
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -134,6 +135,7 @@ def test_weights_of_another_form_are_refused_though_they_are_sealed(
         deepstack.train(config_from(trained, model__start=str(other)), out=tmp_path / "out")
 
 
+@needs("export")
 def test_a_terabyte_of_nothing_is_refused_at_once(trained: Run, tmp_path: Path) -> None:
     other = Path(shutil.copytree(trained.path, tmp_path / "other"))
     (weights,) = other.glob("checkpoint/*/weights.safetensors")
@@ -231,8 +233,10 @@ def test_identity_is_refused_where_new_layers_add_more_than_zero(
 
 
 # The parent ends at step 12; an evaluation and a record of every layer at its end belong to it.
-STEPS = {"train__schedule": "constant", "train__eval_every": 5, "log__attribution_every": "log"}
-QUICK: dict[str, Any] = {"log__attribution_every": 0, "log__layers_every": 0}
+STEPS: dict[str, Any] = known(
+    {"train__schedule": "constant", "train__eval_every": 5, "log__attribution_every": "log"}
+)
+QUICK: dict[str, Any] = known({"log__attribution_every": 0, "log__layers_every": 0})
 
 
 def parent_run(out: Path, **settings: Any) -> Run:

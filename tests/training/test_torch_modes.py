@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.extensions import needs
 from helpers.small_runs import small
 
 import deepstack
@@ -50,6 +51,7 @@ def test_a_run_has_the_same_files_in_any_mode(mode: str, usual: Run, tmp_path: P
         assert (run.path / name).read_bytes() == (usual.path / name).read_bytes()
 
 
+@needs("depth_use")
 def test_an_analysis_computes_in_fp32_with_gradients_in_any_mode(usual: Run) -> None:
     expected = deepstack.analyze(usual.path, ["jacobian"])["jacobian"].arrays
     with float64(), torch.no_grad():
