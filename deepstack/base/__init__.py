@@ -25,7 +25,6 @@ from deepstack.base.registry import Registry as Registry
 from deepstack.base.registry import import_all as import_all
 from deepstack.base.registry import nearest as nearest
 from deepstack.base.registry import unknown as unknown
-from deepstack.base.text import clock_text as clock_text
 from deepstack.base.text import counted as counted
 from deepstack.base.text import number_text as number_text
 from deepstack.base.text import one_line as one_line

@@ -52,14 +52,12 @@ if TYPE_CHECKING:
     from deepstack.cli.output import show_runs as show_runs
     from deepstack.cli.output import show_work as show_work
     from deepstack.cli.output import study_rows as study_rows
-    from deepstack.cli.output import terminal_console as terminal_console
     from deepstack.cli.output import terminal_width as terminal_width
     from deepstack.cli.run_table import RunRow as RunRow
-    from deepstack.cli.run_table import changes_of_state as changes_of_state
     from deepstack.cli.run_table import counts as counts
     from deepstack.cli.run_table import last_evaluation as last_evaluation
-    from deepstack.cli.run_table import live_table as live_table
-    from deepstack.cli.run_table import read_row as read_row
+    from deepstack.cli.run_watcher import RunWatcher as RunWatcher
+    from deepstack.cli.run_watcher import time_and_size as time_and_size
     from deepstack.cli.several_studies import rows_of_studies as rows_of_studies
     from deepstack.cli.several_studies import studies_below as studies_below
     from deepstack.cli.signals import ended_by_ctrl_c as ended_by_ctrl_c
@@ -67,7 +65,6 @@ if TYPE_CHECKING:
     from deepstack.cli.sweep_training import SweepTraining as SweepTraining
     from deepstack.cli.sweep_training import of_other_sweeps as of_other_sweeps
     from deepstack.cli.table import lay_out as lay_out
-    from deepstack.cli.views import table_view as table_view
 
 _NAMES = {  # module -> names; a test compares them with the block above
     "added_options": (
@@ -112,16 +109,16 @@ _NAMES = {  # module -> names; a test compares them with the block above
         "show_runs",
         "show_work",
         "study_rows",
-        "terminal_console",
         "terminal_width",
     ),
     "run_table": (
         "RunRow",
-        "changes_of_state",
         "counts",
         "last_evaluation",
-        "live_table",
-        "read_row",
+    ),
+    "run_watcher": (
+        "RunWatcher",
+        "time_and_size",
     ),
     "several_studies": (
         "rows_of_studies",
@@ -134,7 +131,6 @@ _NAMES = {  # module -> names; a test compares them with the block above
         "of_other_sweeps",
     ),
     "table": ("lay_out",),
-    "views": ("table_view",),
 }
 
 

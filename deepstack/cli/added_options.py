@@ -1,7 +1,7 @@
 """Options that an instrument or integration adds to a command of the core.
 
 A subclass of CompareTable, SweepOption or LauncherOption stands in a file of the name that its
-base gives, in a folder of instruments/ or integrations/.
+base gives, in a folder of instruments/, tools/ or integrations/.
 """
 
 import inspect
@@ -99,6 +99,14 @@ class CompareTable(AddedOptions):
     file = "compare_table"
     problem = ""
     answer: Sequence[str] | None = None
+
+    def rows(
+        self, directories: Sequence[str], where: Sequence[str], last: int | None
+    ) -> Sequence[dict[str, Any]]:
+        """Return the rows of all studies below some folders; print notes on stderr."""
+        from deepstack.cli.output import study_rows
+
+        return study_rows(directories, where, last, self.table, self.problem)
 
     def table(self, runs: "Runs") -> tuple[Sequence[dict[str, Any]], Sequence[str]]:
         """Return rows and notes for the runs of a study, or raise NothingMatchedError."""

@@ -6,7 +6,7 @@ from deepstack.base.errors import ConfigError
 from deepstack.cli import options as opt
 from deepstack.cli.added_options import CompareTable, with_added
 from deepstack.cli.commands import command
-from deepstack.cli.output import emit, print_latex, show_work, study_rows
+from deepstack.cli.output import emit, print_latex, show_work
 
 
 @command("Results", "deepstack compare results/depth_sweep --against post_ln", place=2)
@@ -38,8 +38,9 @@ def compare_command(
         others = " or ".join(f"--{one}" for one in needed)
         raise ConfigError(f"--{name.replace('_', '-')}: found without {others}, which it needs")
     for one in CompareTable.chosen(added):
-        rows = study_rows(directories, where, last, one.table, one.problem)
-        emit(rows, json, markdown=markdown, latex=latex, answer=one.answer)
+        rows = one.rows(directories, where, last)
+        if rows or json:
+            emit(rows, json, markdown=markdown, latex=latex, answer=one.answer)
         return
     selection: dict[str, Any] = {"where": where, "sort": sort, "last": last}
     with show_work("reading runs") as work:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from deepstack.base.errors import ResourceError
+from deepstack.base.errors import ConfigError, ResourceError
 from deepstack.base.text import one_line
 from deepstack.cli.commands import command
-from deepstack.cli.options import Best, Json, Last, Sort, Where
+from deepstack.cli.options import Best, Json, Last, Sort, Where, flag
 from deepstack.cli.output import emit, log
 from deepstack.records import ENDED
 
@@ -34,14 +34,27 @@ def ls_command(
     last: Last = None,
     best: Best = [],
     json: Json = False,
+    watch: bool = flag("Show them while any process trains them; Ctrl-C ends it.", "--watch"),
 ) -> None:
     """List runs: state, outcome, varying settings, last values.
 
     Below the table: reasons of failures, and the commands that continue interrupted runs.
+
+    Without a terminal, --watch prints a line for each change of state, and counts twice a minute.
     """
     from deepstack.runs import Runs
 
-    runs = Runs.below(directory).select(where, sort, last, best)
+    def find() -> Runs:
+        return Runs.below(directory).select(where, sort, last, best)
+
+    if watch:
+        if json:
+            raise ConfigError("--watch: found --json, which prints once; leave one of them out")
+        from deepstack.cli.run_watcher import watch as watch_runs
+
+        watch_runs(find, directory)
+        return
+    runs = find()
     rows = [
         before_settings(row, outcome_of(run, one.state, json))
         for run, one, row in zip(runs, runs.summaries, runs.rows, strict=True)

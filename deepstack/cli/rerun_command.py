@@ -10,7 +10,7 @@ from deepstack.cli.signals import stop_on_signal
 from deepstack.records import Run, existing_run
 
 
-@command("Results", "deepstack rerun results/quick/RUN --check", place=6)
+@command("Results", "deepstack rerun results/quick/RUN --check", place=5)
 def rerun_command(
     run: opt.RunPath,
     check: bool = opt.flag(

@@ -13,7 +13,7 @@ from deepstack.cli.output import log
 from deepstack.records.removal import plan_removals, remove
 
 
-@command("Results", "deepstack rm results/quick", place=8)
+@command("Results", "deepstack rm results/quick", place=7)
 def rm_command(
     directories: list[Path] = typer.Argument(metavar="DIR", help="Runs or studies below --out."),
     out: Out = Path("results"),

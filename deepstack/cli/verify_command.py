@@ -9,7 +9,7 @@ from deepstack.records import Inspection, folders_to_inspect
 from deepstack.records.folder import absolute
 
 
-@command("Results", "deepstack verify results/", place=7)
+@command("Results", "deepstack verify results/", place=6)
 def verify_command(
     directories: Folders,
     json: Json = False,

@@ -34,8 +34,7 @@ from deepstack.records.inspection import damage as damage
 from deepstack.records.inspection import folders_to_inspect as folders_to_inspect
 from deepstack.records.inspection import problems as problems
 from deepstack.records.inspection import write_end as write_end
-from deepstack.records.labels import change_note as change_note
-from deepstack.records.labels import change_tags as change_tags
+from deepstack.records.labels import change_labels as change_labels
 from deepstack.records.labels import read_labels as read_labels
 from deepstack.records.opened import followed as followed
 from deepstack.records.published import writable as writable

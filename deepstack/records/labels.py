@@ -5,7 +5,7 @@ labels.json is not a data file: it has no checksum, and `verify` does not read i
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from deepstack.base.allowed import PATTERNS, RUN_NAME
@@ -44,45 +44,36 @@ def _read(folder: RunFolder) -> Labels:
     return Labels(tuple(words), note[:LONGEST_NOTE] if isinstance(note, str) else "")
 
 
-def change_tags(folder: RunFolder, words: Iterable[str], *, remove: bool = False) -> Labels:
-    """Add tags to a run, or remove them, and return its labels.
+def change_labels(
+    folder: RunFolder,
+    add: Iterable[str] = (),
+    remove: Iterable[str] = (),
+    note: str | None = None,
+) -> Labels:
+    """Add and remove tags, replace the note, and return the labels, under a lock.
 
-    Raises ConfigError for a word that is not a tag, or that the run does not have.
+    note: the new note; an empty one removes it, None keeps it.
+
+    Raises ConfigError for a word that is not a tag, a tag that the run does not have and a note
+    that is too long, and ResourceError for a labels.json that is not a file or is too large.
     """
-    words = set(words)
-    for word in sorted(words):
+    added, removed = set(add), set(remove)
+    for word in sorted(added | removed):
         if not re.fullmatch(RUN_NAME, word) or len(word) > LONGEST_TAG:
             allowed = f"{PATTERNS[RUN_NAME]} (at most {LONGEST_TAG})"
             raise ConfigError(f"tag: found {one_line(word)!r}; allowed {allowed}")
-
-    def change(labels: Labels) -> Labels:
-        if remove and (missing := words - set(labels.tags)):
-            has = ", ".join(labels.tags) or "none"
-            raise ConfigError(f"{folder.path} has no tag {min(missing)!r}; its tags: {has}")
-        tags = set(labels.tags) - words if remove else set(labels.tags) | words
-        return labels._replace(tags=tuple(sorted(tags)))
-
-    return _change(folder, change)
-
-
-def change_note(folder: RunFolder, text: str) -> Labels:
-    """Replace the note on a run, an empty one removes it, and return its labels."""
-    if len(text) > LONGEST_NOTE:
-        raise ConfigError(f"note: found {len(text)} characters; allowed {LONGEST_NOTE} at most")
-    return _change(folder, lambda labels: labels._replace(note=text.strip()))
-
-
-def _change(folder: RunFolder, change: Callable[[Labels], Labels]) -> Labels:
-    """Read, change and write the labels under a lock; no other process writes in between.
-
-    Raises ResourceError for a labels.json that is not a file or is too large.
-    """
+    if note is not None and len(note) > LONGEST_NOTE:
+        raise ConfigError(f"note: found {len(note)} characters; allowed {LONGEST_NOTE} at most")
     with files.locked(folder.path / LOCK, PATIENCE_SECONDS):
         try:
             labels = _read(folder)
         except ValueError:
             labels = Labels()
-        labels = change(labels)
+        if missing := removed - set(labels.tags):
+            has = ", ".join(labels.tags) or "none"
+            raise ConfigError(f"{folder.path} has no tag {min(missing)!r}; its tags: {has}")
+        tags = tuple(sorted(set(labels.tags) - removed | added))
+        labels = Labels(tags, labels.note if note is None else note.strip())
         text = json.dumps(labels._asdict(), indent=2) + "\n"
         files.replace(folder.path / LABELS, text.encode())
     return labels

@@ -31,7 +31,7 @@ def load_runs(
     |-----------------|-------|------------------------------------------------------------------|
     | study, run      |       | names of the folders                                             |
     | state           |       | done, diverged, failed, interrupted, …                           |
-    | tags, note      |       | of `deepstack tag` and `deepstack note`, where any run has them  |
+    | tags, note      |       | of `deepstack note`, where any run has them                      |
     | model.depth, …  |       | settings that vary inside a study, by dotted key                 |
     | step            | steps | the last row of steps.csv                                        |
     | loss            | nats  | training loss of that row                                        |

@@ -1,4 +1,4 @@
-"""Commands that follow runs: bars, the table of `watch` and of sweeps."""
+"""Commands that follow runs: bars, the table of `ls --watch` and of sweeps."""
 
 import os
 import re
@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 from helpers import QUICK
-from helpers.command_line import TINY, typed
+from helpers.command_line import TINY, refusal, typed
 from helpers.plot_runs import make_run, update
 from helpers.terminals import terminal
 
-from deepstack.cli import output, sweep_output
+from deepstack.cli import output, run_watcher, sweep_output
 from deepstack.cli.output import show_work
 from deepstack.cli.run_table import RunRow
+from deepstack.cli.run_watcher import RunWatcher, caption_of
 from deepstack.cli.streams import PrintableStream
 from deepstack.config import Config
 from deepstack.records import RunFolder
+from deepstack.runs import Runs
 from deepstack.sweeps import Cell, CellProgress
-from deepstack.tools.report import watch_command
-from deepstack.tools.report.watch_command import Watcher, caption_of
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,14 @@ def test_a_short_command_shows_nothing_and_notes_stay_letters(
     assert "note\\u001b[2J [red]" in re.sub(r"\x1b\[[0-9;]*m", "", text) and "\x1b[2J" not in text
 
 
-# --- `deepstack watch` shows the runs of any process, and ends with Ctrl-C ------------------------
+# --- `deepstack ls --watch` shows the runs of any process, and ends with Ctrl-C -------------------
 
 
-WATCH = [sys.executable, "-m", "deepstack", "watch", "--interval", "0.1"]
+WATCH = [sys.executable, "-m", "deepstack", "ls", "--watch"]
+
+
+def watcher_of(folder: Path) -> RunWatcher:
+    return RunWatcher(lambda: Runs.below(folder))
 
 
 def add_steps(path: Path, *steps: int) -> None:
@@ -109,7 +113,7 @@ def make_running(root: Path, seed: int = 0) -> RunFolder:
 def test_a_running_run_has_speed_and_time_left(tmp_path: Path) -> None:
     make_run(tmp_path, scheme="post_ln", state="diverged")
     folder = make_running(tmp_path)
-    watcher = Watcher(tmp_path)
+    watcher = watcher_of(tmp_path)
     with folder.lock():
         running, diverged = watcher.read()
         assert running == RunRow(
@@ -130,31 +134,37 @@ def test_a_running_run_has_speed_and_time_left(tmp_path: Path) -> None:
         add_steps(folder.path, 6)
         assert watcher.read()[0].step == 6
     # Without a process that holds it here, a log that grows belongs to one of another machine.
-    assert Watcher(tmp_path).read()[0].state == "running"
+    assert watcher_of(tmp_path).read()[0].state == "running"
     add_steps(folder.path, 7)
-    assert Watcher(tmp_path).read()[0].step == 7
+    assert watcher_of(tmp_path).read()[0].step == 7
     os.utime(folder.steps_path, (0, 0))
     assert watcher.read()[0].state == "interrupted"
 
 
 def test_unchanged_runs_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path)
-    watcher = Watcher(tmp_path)
+    watcher = watcher_of(tmp_path)
     before = watcher.read()
-    monkeypatch.setattr(watch_command, "row_of", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(run_watcher, "row_of", lambda *_: pytest.fail("read again"))
     assert watcher.read() == before
     monkeypatch.undo()
     (run / "status.json").write_text("{")
     assert watcher.read()[0].state == "damaged"
 
 
-def test_the_table_is_printed_once(tmp_path: Path) -> None:
-    for study in ("one", "two\x1b[2J"):
-        make_run(tmp_path / study)
-    found = typed("watch", tmp_path, "--once", env={"COLUMNS": "120"})
-    assert found.exit_code == 0 and "2 of 2 done" in found.stdout
-    assert "one/" in found.stdout and "two\\u001b[2J/" in found.stdout
-    assert typed("watch", tmp_path / "none", "--once").exit_code == 7
+def test_runs_of_several_studies_are_chosen_and_named_with_their_study(tmp_path: Path) -> None:
+    for study, depth in (("one", 6), ("two", 6), ("two", 48)):
+        make_run(tmp_path / study, depth=depth)
+    watcher = RunWatcher(lambda: Runs.below(tmp_path).select("depth=6"))
+    names = [row.name for row in watcher.read()]
+    assert [name.partition("/")[0] for name in names] == ["one", "two"]
+    assert RunWatcher(lambda: Runs.below(tmp_path).select("depth=7")).read() == []
+
+
+def test_watching_prints_no_json_and_knows_its_conditions(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    assert "found --json" in refusal(2, "ls", tmp_path, "--watch", "--json")
+    assert "did you mean" in refusal(2, "ls", tmp_path, "--watch", "--where", "dpeth=6")
 
 
 def test_lines_follow_states_and_an_interrupt_ends_them(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Faults of commands and loops of the user, of coordinates, probes and `diff`."""
+"""Faults of commands and loops of the user, of coordinates, probes and `compare --diff`."""
 
 ROWS = (
     (

@@ -24,7 +24,7 @@ WRITERS = {
 """Name of a language -> the module that writes it, and the signs that betray it in a string."""
 # (file, language) -> why this text comes from no folder
 ALLOWED = {
-    ("tools/report/serve_command.py", "HTML"): "a constant page",
+    ("tools/report/server.py", "HTML"): "a constant page",
 }
 READERS = {
     "records/files.py": "parse_object",

@@ -34,8 +34,7 @@ SETTINGS = [
     *known_words(["log.attribution_every=1"]),
 ]
 COMMANDS = {
-    "tag": "tag results/study/run good",
-    "note": "note results/study/run text",
+    "note": "note results/study/run text --tag good",
     "report": "report results/study -q",
     "plot": "plot loss_vs_step results/study --format csv",
     "plot of a run": "plot loss_vs_step results/study/run --format csv",
@@ -55,9 +54,9 @@ KINDS = ("link", "dangling link", "link to a folder", "pipe", "hard link")
 # Folders that the command line names: the user may name a link.
 NAMED = ("there", "exported", "results/new", "results/longer")
 # Commands of milliseconds: every name meets every kind.  Otherwise it meets one of them.
-FAST = ("tag", "note", "init", "report", "plot", "plot of a run")
+FAST = ("note", "init", "report", "plot", "plot of a run")
 QUICK = [
-    *(("tag", kind) for kind in KINDS), ("note", "link"), ("init", "dangling link"),
+    *(("note", kind) for kind in KINDS), ("init", "dangling link"),
     ("report", "link to a folder"), ("train", "link"),
 ]  # fmt: skip
 QUICK = [(command, kind) for command, kind in QUICK if command in COMMANDS]

@@ -15,7 +15,7 @@ from deepstack.base.text import distinct_texts
 from deepstack.config import Config
 from deepstack.config.identity import study_name
 from deepstack.plots.arguments import runs_of
-from deepstack.records import Run, RunFolder, change_note, find_runs
+from deepstack.records import Run, RunFolder, change_labels, find_runs
 from deepstack.records.labels import LABELS
 
 
@@ -58,7 +58,7 @@ def test_tables_show_escapes_for_names_and_notes_that_are_not_utf_8(tmp_path: Pa
     study = tmp_path / os.fsdecode(b"caf\xe9")
     make_runs(study, depth=(6, 18), scheme=("deepnorm", "post_ln"))
     first, second, *_ = find_runs(study)
-    change_note(first.folder, os.fsdecode(b"\xe9t\xe9"))
+    change_labels(first.folder, note=os.fsdecode(b"\xe9t\xe9"))
     (second.path / LABELS).write_bytes(b'{"tags": ["good"], "note": "\xe9"}')
     table = deepstack.load_runs(study)
     assert set(table["study"]) == {r"caf\udce9"} and table["note"].iloc[0] == r"\udce9t\udce9"

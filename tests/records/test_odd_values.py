@@ -14,7 +14,9 @@ from helpers.command_line import typed
 from helpers.plot_runs import make_run, without_layout
 
 from deepstack.cli.app import COMMANDS as KNOWN
+from deepstack.cli.run_watcher import RunWatcher
 from deepstack.records import RunFolder
+from deepstack.runs import Runs
 from deepstack.runs.trackers import known_trackers
 
 ODD: list[Any] = [None, True, -1, 1e308, 10**400, 1.5, "", "x", "\x1b[31m", [], [[]], {}, {"": 0}]
@@ -99,7 +101,6 @@ COMMANDS = {
     "compare": ("compare", "STUDY"),
     "compare --transfer": ("compare", "STUDY", "--transfer"),
     "fit": ("fit", "STUDY"),
-    "watch": ("watch", "STUDY", "--once"),
     "verify": ("verify", "STUDY"),
     "plot": ("plot", "loss_vs_step", "STUDY", "--to", "TO", "--format", "csv"),
     "plot map": ("plot", "map", "STUDY", "--x", "depth", "--y", "seed", "--value", "flops", "--to",
@@ -137,11 +138,21 @@ def test_no_value_ends_a_command(
 
 
 @FEW
+def test_no_value_ends_the_watching_of_runs(
+    every: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    study = make_study(tmp_path_factory.getbasetemp() / f"odd-{every}" / "study", every)
+    rows = RunWatcher(lambda: Runs.below(study)).read()
+    assert {"sound", *(path.name for path in study.iterdir())} >= {row.name for row in rows}
+    assert {"done", "damaged"} <= {row.state for row in rows}
+
+
+@FEW
 def test_no_value_ends_the_page_of_a_server(
     every: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     build_page = pytest.importorskip("deepstack.tools.report.page").build_page
-    PageServer = pytest.importorskip("deepstack.tools.report.serve_command").PageServer
+    PageServer = pytest.importorskip("deepstack.tools.report.server").PageServer
     study = make_study(tmp_path_factory.getbasetemp() / f"odd-{every}" / "study", every)
     page = []
     with (

@@ -79,7 +79,7 @@ def test_names_and_tags_may_look_like_other_values(tmp_path: Path) -> None:
         ("007", "true", [0.9, 0.98]), ("a[1]", "0123", [0.9, 0.95]), ("x", "good", [0.8, 0.9])
     ):  # fmt: skip
         folder = end(make_run(tmp_path / "study" / name, f"train: {{betas: {betas}}}\n"))
-        assert typed("tag", folder.path, tag).exit_code == 0
+        assert typed("note", folder.path, "--tag", tag).exit_code == 0
     for names, where in (
         ("007", "run=007"), ("a[1]", "run=a[1]"), ("007 x", "tag=true,good"),
         ("a[1] x", "tag!=true"), ("007 a[1]", "betas=[0.9,0.98],[0.9, 0.95]"),
@@ -251,9 +251,10 @@ def test_tags_and_notes_are_shown_and_removed(
     draw_only(monkeypatch)
     folder = end(make_run(tmp_path / "study" / "run"))
     other = end(make_run(tmp_path / "study" / "other"))
-    assert typed("tag", folder.path, "good", "keep").stdout == "good\nkeep\n"
-    assert typed("tag", folder.path, "good").stdout == "good\nkeep\n"
-    assert typed("note", folder.path, "loss falls <late>").stdout == "loss falls <late>\n"
+    both = "tags: good, keep\nnote: loss falls <late>\n"
+    words = ["note", folder.path, "--tag", "good"]
+    assert typed(*words, "loss falls <late>", "--tag", "keep").stdout == both
+    assert typed(*words).stdout == both
     assert problems(folder) == [] and typed("verify", tmp_path).exit_code == 0
     listed = typed("ls", tmp_path).stdout
     assert "good, keep" in listed and "loss falls <late>" in listed
@@ -262,34 +263,33 @@ def test_tags_and_notes_are_shown_and_removed(
     page = tmp_path / "page.html"
     assert typed("report", tmp_path, "--to", page, "-q").exit_code == 0
     assert "loss falls &lt;late&gt;" in page.read_text()
-    assert typed("tag", folder.path, "good", "--remove").stdout == "keep\n"
-    assert typed("note", folder.path, "--remove").stdout == ""
-    assert (typed("tag", folder.path).stdout, typed("note", folder.path).stdout) == ("keep\n", "")
-    assert typed("tag", other.path).stdout == ""
+    assert typed("note", folder.path, "", "--untag", "good").stdout == "tags: keep\n"
+    assert typed("note", folder.path).stdout == "tags: keep\n"
+    assert typed("note", other.path).stdout == ""
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["tag", "RUN", "two words"], "tag: found 'two words'; allowed letters, digits"),
-        (["tag", "RUN", "none", "--remove"], "has no tag 'none'; its tags: none"),
-        (["tag", "RUN", "--remove"], "found --remove without a word"),
-        (["note", "RUN", "x" * 2001], "found 2001 characters; allowed 2000 at most"),
-        (["note", "RUN", "x", "--remove"], "found --remove and a text"),
+        (["--tag", "two words"], "tag: found 'two words'; allowed letters, digits"),
+        (["text", "--untag", "none"], "has no tag 'none'; its tags: none"),
+        (["x" * 2001, "--tag", "good"], "found 2001 characters; allowed 2000 at most"),
     ],
 )
-def test_wrong_tags_and_notes(words: list[str], message: str, tmp_path: Path) -> None:
+def test_wrong_tags_and_notes_change_nothing(
+    words: list[str], message: str, tmp_path: Path
+) -> None:
     folder = make_run(tmp_path / "run")
-    assert message in refusal(2, *(folder.path if word == "RUN" else word for word in words))
+    assert message in refusal(2, "note", folder.path, *words)
     assert not (folder.path / "labels.json").exists()
 
 
 TAGGER = """
 import sys
-from deepstack.records import RunFolder, change_note, change_tags
+from deepstack.records import RunFolder, change_labels
 for number in range(40):
-    change_tags(RunFolder(sys.argv[1]), [f"{sys.argv[2]}-{number}"])
-change_note(RunFolder(sys.argv[1]), sys.argv[2])
+    change_labels(RunFolder(sys.argv[1]), [f"{sys.argv[2]}-{number}"])
+change_labels(RunFolder(sys.argv[1]), note=sys.argv[2])
 """
 
 
@@ -308,7 +308,7 @@ def test_labels_of_absurd_size_are_not_read(tmp_path: Path) -> None:
     with (folder.path / "labels.json").open("wb") as file:
         file.truncate(2**40)
     assert typed("ls", tmp_path).exit_code == 0
-    assert "found 1,099,511,627,776 bytes" in refusal(5, "tag", folder.path, "x")
+    assert "found 1,099,511,627,776 bytes" in refusal(5, "note", folder.path, "x")
 
 
 @pytest.mark.parametrize("text", ["{", '{"tags": 3, "note": []}'])
@@ -316,7 +316,7 @@ def test_unreadable_labels_are_not_damage(text: str, tmp_path: Path) -> None:
     folder = end(make_run(tmp_path / "run"))
     (folder.path / "labels.json").write_text(text)
     assert typed("ls", tmp_path).exit_code == 0 and problems(RunFolder(folder.path)) == []
-    assert typed("tag", folder.path, "x").stdout == "x\n"
+    assert typed("note", folder.path, "x").stdout == "note: x\n"
 
 
 # --- best and sort ---------------------------------------------------------------------------

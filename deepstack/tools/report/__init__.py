@@ -1,4 +1,4 @@
-"""One page about runs: written, watched in a terminal, served to a browser.
+"""One page about runs: written, or served to a browser.
 
 Question: What do all runs of a folder show together?  Asked in: docs/charts.md
 """

@@ -1,4 +1,4 @@
-"""`deepstack diff`: the settings, results and rows in which two runs differ."""
+"""`deepstack compare --diff`: the settings, results and rows in which two runs differ."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from deepstack.tools.diff.diff import differences
 def test_settings_results_and_the_first_other_row_are_named(tmp_path: Path) -> None:
     one = make_run(tmp_path, seed=0, losses=[3.0, 2.9, 2.8, 2.7, 2.6], masked=2.5)
     two = make_run(tmp_path, seed=1, losses=[3.0, 2.9, 2.85, 2.7, 2.6], masked=2.4, lr=0.002)
-    shown = typed("diff", one, two, "--json")
+    shown = typed("compare", one, two, "--diff", "--json")
     rows = {
         (row["kind"], row["name"]): (row["first"], row["second"])
         for row in json.loads(shown.stdout)
@@ -24,7 +24,7 @@ def test_settings_results_and_the_first_other_row_are_named(tmp_path: Path) -> N
     assert rows["result", "val_loss"] == (2.5, 2.4)
     (log,) = (row for row in rows if row[0] == "steps.csv")
     assert log[1].endswith(("at step 1", "at step 3"))
-    text = " ".join(typed("diff", one, two).stdout.split())
+    text = " ".join(typed("compare", one, two, "--diff").stdout.split())
     assert "train.lr" in text and "model.depth" not in text
 
 
@@ -71,4 +71,7 @@ def test_other_versions_and_commits_are_named(tmp_path: Path) -> None:
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
-    assert "is not a run" in refusal(2, "diff", tmp_path, tmp_path)
+    assert "is not a run" in refusal(2, "compare", tmp_path, tmp_path, "--diff")
+    run = make_run(tmp_path)
+    for words in ([run], [run, run, run], [run, run, "--last", 1], [run, run, "--where", "seed=0"]):
+        assert "allowed two runs alone" in refusal(2, "compare", *words, "--diff")

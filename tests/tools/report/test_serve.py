@@ -1,4 +1,4 @@
-"""`deepstack serve` answers with one page, to this host alone, and follows the runs."""
+"""`deepstack report --serve` answers with one page, to this host alone, and follows the runs."""
 
 import http.client
 import json
@@ -19,10 +19,10 @@ from helpers.report_pages import draw_only
 
 import deepstack.tools.report.page as page_module
 from deepstack.cli.run_table import RunRow
-from deepstack.records import RunFolder, change_tags
-from deepstack.tools.report import serve_command
+from deepstack.records import RunFolder, change_labels
+from deepstack.tools.report import server as server_module
 from deepstack.tools.report.page import build_page
-from deepstack.tools.report.serve_command import ADDRESS, PageServer
+from deepstack.tools.report.server import ADDRESS, PageServer
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_the_page_follows_its_runs(server: PageServer, study: Path) -> None:
     with open(folder.steps_path, "a") as file:
         file.write("6,2.5,0.1,1,0.125,1,1,1\n")
     assert server.update()
-    change_tags(folder, ["good"])
+    change_labels(folder, ["good"])
     assert server.update() and b"good" in ask(server)[1]
     # A damaged study is told as text.
     folder.path.rename(study / "<b>x")
@@ -143,7 +143,7 @@ def states_in(body: bytes) -> str:
 @pytest.fixture
 def running(study: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFolder]:
     """A second run of the study, at step 5 of 50 and held by this process; states are not kept."""
-    monkeypatch.setattr(serve_command, "READ_SECONDS", 0.0)
+    monkeypatch.setattr(server_module, "READ_SECONDS", 0.0)
     folder = RunFolder(make_run(study, seed=1, config={"train.steps": 50}))
     folder.write_status("running", 5)
     with folder.lock():
@@ -200,7 +200,7 @@ def test_states_are_answered_while_the_page_is_drawn(
 def test_the_pause_between_pages_ends_with_the_last_run(
     running: RunFolder, server: PageServer
 ) -> None:
-    pause = threading.Thread(target=serve_command.wait_for_runs, args=(server, 3600.0))
+    pause = threading.Thread(target=server_module.wait_for_runs, args=(server, 3600.0))
     pause.start()
     pause.join(0.3)
     assert pause.is_alive()
@@ -226,18 +226,18 @@ def test_an_open_page_shows_the_states_of_now(
 
 def test_only_some_running_runs_are_named_and_markup_stays_text() -> None:
     rows = [RunRow(f"<b>{number}", "running", 1, None) for number in range(6)]
-    text = serve_command.present_text([*rows, RunRow("a", "done", 9, 9)])
+    text = server_module.present_text([*rows, RunRow("a", "done", 9, 9)])
     assert text.startswith("6 running, 1 done (<b>0 at step 1 of ?, ")
     assert text.endswith("<b>3 at step 1 of ?, 2 more)")
     page = '<span class="states" data-study="a&amp;b">old</span>'
-    shown = serve_command.with_states(page, {"a&b": text, "other": "x"})
+    shown = server_module.with_states(page, {"a&b": text, "other": "x"})
     assert "&lt;b&gt;0 at" in shown and "<b>" not in shown
-    assert serve_command.with_states(page, {}) == page
+    assert server_module.with_states(page, {}) == page
 
 
 @pytest.mark.slow
 def test_the_command_prints_its_address_and_ends_with_an_interrupt(study: Path) -> None:
-    words = [sys.executable, "-m", "deepstack", "serve", str(study), "--port"]
+    words = [sys.executable, "-m", "deepstack", "report", "--serve", str(study), "--port"]
     pipe = subprocess.PIPE
     with subprocess.Popen([*words, "0"], stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None and process.stderr is not None

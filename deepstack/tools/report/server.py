@@ -1,4 +1,4 @@
-"""The command `deepstack serve DIR`: the report as a page on 127.0.0.1 that follows its runs."""
+"""Serves the report as a page on 127.0.0.1 that follows its runs: `deepstack report --serve`."""
 
 import hashlib
 import html
@@ -12,23 +12,21 @@ from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
-
-import typer
 
 from deepstack.base import (
     DeepstackError,
     NothingMatchedError,
     ResourceError,
     one_line,
+    print_now,
     printable,
     tally,
 )
-from deepstack.cli import RunRow, command, ended_by_ctrl_c, log
-from deepstack.cli import options as opt
-from deepstack.records import find_runs
-from deepstack.tools.report.watch_command import Watcher, stamp
+from deepstack.cli import RunRow, RunWatcher, ended_by_ctrl_c, log, time_and_size
+from deepstack.records import Run, find_runs
+from deepstack.runs import Runs, Where
+from deepstack.tools.report.page import build_page
 
 ADDRESS = "127.0.0.1"
 LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.ASCII | re.IGNORECASE)
@@ -53,43 +51,43 @@ WAITING = (
 )
 
 
-@command("Tools", "deepstack serve results/")
-def serve_command(
-    directories: opt.Folders = ["results"],
-    port: int = opt.option("Port on 127.0.0.1; 0: a free one.", default=8765, min=0, max=65535),
-    against: opt.Against = None,
-    best: opt.Best = [],
-    at_step: opt.AtStep = None,
-    diagnostic: opt.Diagnostic = None,
-    quiet: opt.Quiet = False,
-    plugin: opt.Plugins = [],
+def serve(
+    folders: Sequence[str],
+    port: int,
+    quiet: bool = False,
+    *,
+    where: Where = (),
+    last: int | None = None,
+    **options: Any,
 ) -> None:
-    """Show the report as a read-only page on 127.0.0.1 that follows running sweeps; Ctrl-C ends it.
+    """Show the report at a port of 127.0.0.1, until Ctrl-C.
 
     The page has the tables at once and each chart when it is drawn, again when runs change.  The
     states and steps of its runs are at most two seconds old, also while it is drawn.  No other
-    file can be read.  From another machine: ssh -L 8765:127.0.0.1:8765 HOST, then open the
-    address that is printed.
+    file can be read.
+
+    port: 0 for a free one.
+    options: other arguments of `build_page`.
+
+    Raises ResourceError for a port in use.
     """
-    opt.load_plugins(plugin)
-    from deepstack.tools.report.page import build_page
 
     def build() -> str:
         # An older page with all charts stays until the newer one has them too.
         ready = None if server.has_report else lambda page: server.show(page.text)
-        page = build_page(directories, None, against, best, at_step, diagnostic, ready=ready)
+        page = build_page(folders, None, where=where, last=last, ready=ready, **options)
         server.has_report = True
         return page.text
 
     try:
-        server = PageServer((ADDRESS, port), directories, build)
+        server = PageServer((ADDRESS, port), folders, build, where, last)
     except OSError as error:
         raise ResourceError(
             f"port {port} of {ADDRESS}: {error.strerror}; give another one with --port"
         ) from error
     say = (lambda line: None) if quiet else log
     with ended_by_ctrl_c(), server:
-        typer.echo(f"http://{ADDRESS}:{server.server_address[1]}/")
+        print_now(f"http://{ADDRESS}:{server.server_address[1]}/")
         say("Ctrl-C ends the server")
         threading.Thread(target=server.serve_forever, daemon=True).start()
         while True:
@@ -112,11 +110,11 @@ def wait_for_runs(server: "PageServer", seconds: float) -> None:
 
 
 class LiveStates:
-    """The states of all runs below some folders, from their status files and the ends of logs."""
+    """The states of the runs of a report, from their status files and the ends of logs."""
 
-    def __init__(self, folders: Sequence[str]) -> None:
+    def __init__(self, folders: Sequence[str], where: Where, last: int | None) -> None:
         self.folders = folders
-        self.watchers = [Watcher(Path(folder)) for folder in folders]
+        self.watcher = RunWatcher(lambda: runs_below(folders).select(where, None, last))
         self._lock = threading.Lock()
         self._read = -math.inf
         self._rows: dict[str, list[RunRow]] = {}
@@ -126,10 +124,9 @@ class LiveStates:
         with self._lock:
             if time.monotonic() - self._read > READ_SECONDS:
                 self._rows = {}
-                for watcher in self.watchers:
-                    for run, row in watcher.read_runs():
-                        name = run.study if len(self.folders) == 1 else " and ".join(self.folders)
-                        self._rows.setdefault(name, []).append(replace(row, name=run.name))
+                for run, row in self.watcher.read_runs():
+                    name = run.study if len(self.folders) == 1 else " and ".join(self.folders)
+                    self._rows.setdefault(name, []).append(replace(row, name=run.name))
                 self._read = time.monotonic()
             return self._rows
 
@@ -154,14 +151,20 @@ class PageServer(ThreadingHTTPServer):
     """Serves the newest page of the runs below some folders at `/`, and nothing else.
 
     build: returns the page.  It runs in one thread only: matplotlib's style is global.
+    where, last: choose its runs.
     """
 
     daemon_threads = True
 
     def __init__(
-        self, address: tuple[str, int], folders: Sequence[str], build: Callable[[], str]
+        self,
+        address: tuple[str, int],
+        folders: Sequence[str],
+        build: Callable[[], str],
+        where: Where = (),
+        last: int | None = None,
     ) -> None:
-        self.folders, self.build, self.live = folders, build, LiveStates(folders)
+        self.folders, self.build, self.live = folders, build, LiveStates(folders, where, last)
         self.seen: object = None
         self.has_report = False
         self.page = page_of_text("The page is being drawn.").encode()
@@ -169,7 +172,7 @@ class PageServer(ThreadingHTTPServer):
 
     def update(self) -> bool:
         """Draw the page again if runs have changed; return whether they have."""
-        files = [one for folder in self.folders for one in files_of_runs(folder)]
+        files = files_of_runs(self.folders)
         if files == self.seen:
             return False
         self.seen = files
@@ -202,13 +205,21 @@ def page_of_text(text: str) -> str:
     return WAITING.format(html.escape(text))
 
 
-def files_of_runs(folder: str) -> list[object]:
+def runs_below(folders: Sequence[str]) -> Runs:
+    """Return the runs that some folders have now; a folder may have none yet."""
+    runs: list[Run] = []
+    for folder in folders:
+        with suppress(NothingMatchedError):
+            runs += find_runs(folder)
+    return Runs(runs)
+
+
+def files_of_runs(folders: Sequence[str]) -> list[object]:
     """Return sizes and times of all entries of all runs."""
     files: list[object] = []
-    with suppress(NothingMatchedError):
-        for run in find_runs(folder):
-            with suppress(OSError):  # of a run that was removed meanwhile
-                files += [(path, stamp(path)) for path in run.path.iterdir()]
+    for run in runs_below(folders):
+        with suppress(OSError):  # of a run that was removed meanwhile
+            files += [(path, time_and_size(path)) for path in run.path.iterdir()]
     return files
 
 

@@ -1,70 +1,54 @@
-"""The command `deepstack watch DIR`."""
+"""Follows the runs of a folder, as `deepstack ls --watch` and the served report show them."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
-import typer
+from deepstack.base.errors import NothingMatchedError, ResourceError
+from deepstack.base.progress import print_now
+from deepstack.base.text import clock_text, one_line
+from deepstack.cli.output import is_interactive, terminal_console
+from deepstack.cli.run_table import RunRow, changes_of_state, counts, live_table, read_row
+from deepstack.cli.signals import ended_by_ctrl_c
+from deepstack.cli.views import table_view
+from deepstack.records import Run
 
-from deepstack.base import NothingMatchedError, ResourceError, clock_text, one_line, print_now
-from deepstack.cli import (
-    RunRow,
-    changes_of_state,
-    command,
-    counts,
-    ended_by_ctrl_c,
-    flag,
-    is_interactive,
-    live_table,
-    option,
-    read_row,
-    table_view,
-    terminal_console,
-)
-from deepstack.records import Run, find_runs
+if TYPE_CHECKING:
+    from deepstack.runs import Runs
 
 # A run on another machine may hold a lock that is not seen here: its log grows.
 FRESH_SECONDS = 60.0
 SUMMARY_SECONDS = 30.0
+READ_SECONDS = 1.0
 
 
-@command("Tools", "deepstack watch results/")
-def watch_command(
-    directory: Path = typer.Argument(
-        Path("results"), metavar="DIR", help="A results folder, a study or a run."
-    ),
-    interval: float = option("Seconds between two readings of the folders.", default=1.0, min=0.1),
-    once: bool = flag("Print the table once and end.", "--once"),
-) -> None:
-    """Show all runs below a folder while any process trains them; Ctrl-C ends it.
+def watch(find: Callable[[], Runs], directory: Path) -> None:
+    """Show runs while any process trains them, until Ctrl-C.
 
     Without a terminal, print a line for each change of state, and the counts twice a minute.
+
+    find: returns the runs that are there now; directory: their folder.
     """
-    watcher = Watcher(directory)
-    console = terminal_console(sys.stdout)
-    if once:
-        find_runs(directory)  # raises NothingMatchedError without any
-        rows = watcher.read()
-        console.print(live_table(rows, console.width, len(rows) + 6, caption_of(rows, directory)))
-        return
+    watcher = RunWatcher(find)
     with ended_by_ctrl_c():
-        if is_interactive(sys.stdout):
-            view = table_view(console)
-            with view.live:
-                while True:
-                    rows = watcher.read()
-                    table = live_table(
-                        rows, console.width, console.height, caption_of(rows, directory)
-                    )
-                    view.show_table(table, refresh=True)
-                    time.sleep(interval)
-        print_lines(watcher, directory, interval)
+        if not is_interactive(sys.stdout):
+            print_lines(watcher, directory)
+        console = terminal_console(sys.stdout)
+        view = table_view(console)
+        with view.live:
+            while True:
+                rows = watcher.read()
+                caption = caption_of(rows, directory)
+                table = live_table(rows, console.width, console.height, caption)
+                view.show_table(table, refresh=True)
+                time.sleep(READ_SECONDS)
 
 
-def print_lines(watcher: Watcher, directory: Path, interval: float) -> None:
+def print_lines(watcher: RunWatcher, directory: Path) -> NoReturn:
     """Print changes of state as lines, until interrupted."""
     seen: dict[str, str] = {}
     shown, last = -SUMMARY_SECONDS, ""
@@ -76,7 +60,7 @@ def print_lines(watcher: Watcher, directory: Path, interval: float) -> None:
         if caption != last and time.monotonic() - shown >= SUMMARY_SECONDS:
             shown, last = time.monotonic(), caption
             print_now(caption)
-        time.sleep(interval)
+        time.sleep(READ_SECONDS)
 
 
 def caption_of(rows: Sequence[RunRow], directory: Path) -> str:
@@ -88,21 +72,24 @@ def caption_of(rows: Sequence[RunRow], directory: Path) -> str:
     return counts(row.state for row in rows) + end
 
 
-class Watcher:
-    """Reads the ends of the logs of all runs below a folder; unchanged runs are not read again."""
+class RunWatcher:
+    """Reads the ends of the logs of runs; unchanged runs are not read again.
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    find: returns the runs that are there now, or raises NothingMatchedError.
+    """
+
+    def __init__(self, find: Callable[[], Runs]) -> None:
+        self.find = find
         self.rows: dict[object, RunRow] = {}
 
     def read(self) -> list[RunRow]:
-        """Return the rows of the runs that are there now, by study and in natural order."""
+        """Return the rows of the runs that are there now."""
         return [row for _, row in self.read_runs()]
 
     def read_runs(self) -> list[tuple[Run, RunRow]]:
-        """Return the runs that are there now with their rows, by study and in natural order."""
+        """Return the runs that are there now with their rows."""
         try:
-            runs = find_runs(self.directory)
+            runs: Sequence[Run] = self.find()
         except NothingMatchedError:
             runs = []
         several = len({run.path.parent for run in runs}) > 1
@@ -111,7 +98,7 @@ class Watcher:
         for run in runs:
             name = f"{run.study}/{run.name}" if several else run.name
             files = run.folder.status_path, run.folder.steps_path, run.folder.timing_path
-            reading = (run.path, name, *map(stamp, files))
+            reading = (run.path, name, *map(time_and_size, files))
             row = known.get(reading)
             # A process may end without a word: the lock of a running run is read every time.
             if row is None or row.state in ("running", "interrupted"):
@@ -126,7 +113,7 @@ def row_of(run: Run, name: str) -> RunRow:
     try:
         state = run.folder.present_state()
         if state == "interrupted" and run.status.get("state") == "running":
-            changed = stamp(run.folder.steps_path)
+            changed = time_and_size(run.folder.steps_path)
             if changed and time.time() - changed[0] / 1e9 < FRESH_SECONDS:
                 state = "running"
         steps = run.get("train.steps")
@@ -135,7 +122,7 @@ def row_of(run: Run, name: str) -> RunRow:
         return RunRow(name, "damaged", 0, None)
 
 
-def stamp(path: Path) -> tuple[int, int] | None:
+def time_and_size(path: Path) -> tuple[int, int] | None:
     """Return time of change and size of a file, or None without one."""
     try:
         status = path.stat()
