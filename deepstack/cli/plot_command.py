@@ -38,7 +38,9 @@ def plot_command(
         autocompletion=complete_chart_or_folder,
     ),
     every: bool = opt.flag("Draw all charts of all studies.", "--all"),
-    why: bool = opt.flag("Draw nothing; print which charts need other runs, and which runs."),
+    why: bool = opt.flag(
+        "Draw nothing; print which charts need other runs, and which runs.", "--why"
+    ),
     at_step: opt.AtStep = None,
     diagnostic: opt.Diagnostic = None,
     where: opt.Where = [],

@@ -23,7 +23,7 @@ def calibrate_command(
     lr: float | None = opt.option(
         "Learning rate of the measurement (default: a hundredth of train.lr)."
     ),
-    alone: bool = opt.flag("Also train each role alone, for steps after the first."),
+    alone: bool = opt.flag("Also train each role alone, for steps after the first.", "--alone"),
     check: bool = opt.option(
         "Also measure the corrected config; --no-check saves a third.", default=True
     ),

@@ -34,7 +34,9 @@ def conform_command(
     badge: Path | None = opt.option(
         "Also write the result of the set as a badge for shields.io.", metavar="FILE.json"
     ),
-    template: bool = opt.flag("Print a file to fill in, with the scheme's parameters."),
+    template: bool = opt.flag(
+        "Print a file to fill in, with the scheme's parameters.", "--template"
+    ),
     plugin: opt.Plugins = [],
     json: opt.Json = False,
 ) -> None:

@@ -44,7 +44,6 @@ def analyze_command(
     ),
     side: str | None = option("encoder or decoder, of a model with both (default: the decoder)."),
     probes: int = option("Random probes of a Jacobian.", default=8, min=2),
-    top: int = option("Tokens that the lens' overlap compares.", default=5, min=1),
     step: int | None = option(
         "Weights of a step that train.keep_weights kept (default: the newest).", min=0
     ),
@@ -102,7 +101,6 @@ def analyze_command(
                     training_batches=training_batches,
                     every=every,
                     probes=probes,
-                    top=top,
                 )
             except (ConfigError, NothingMatchedError) as error:
                 if len(paths) == 1:

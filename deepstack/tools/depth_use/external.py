@@ -41,7 +41,7 @@ def analyze_model(
     layers: as in `deepstack.probe`, modules that take the stream first, and return it, or a tuple
         that begins with it.
     training: a batch on which `linear` fits its maps.
-    settings: every, top, probes, iterations, ridge, seed.
+    settings: every, probes, iterations, ridge, seed.
 
     The model runs in evaluation mode, without autocast, compilation and key-value caches.  If one
     of several analyses fails, its result is empty, and its note has the reason.

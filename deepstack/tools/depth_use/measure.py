@@ -24,7 +24,6 @@ class Request:
     probe: the sample for Jacobians.
     training: the sample on which linear maps are fitted, or None.
     every: change every so many-th layer.
-    top: predictions that the lens compares.
     probes, iterations: of Jacobians.
     ridge: of linear maps, relative to the mean variance of a coordinate.
     other: a second model, whose states are compared with this one's.
@@ -36,7 +35,6 @@ class Request:
     probe: Sample
     training: Sample | None = None
     every: int | None = None
-    top: int = 5
     probes: int = 8
     iterations: int = 30
     ridge: float = 1e-6
@@ -44,7 +42,7 @@ class Request:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in {"every": 1, "top": 1, "probes": 2, "iterations": 2}.items():
+        for name, least in {"every": 1, "probes": 2, "iterations": 2}.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name}: found {value}; allowed {least} or more")

@@ -12,6 +12,8 @@ from deepstack.tools.depth_use.effective_depth import effective_depth
 from deepstack.tools.depth_use.measure import Request, measure, numbers
 
 AXIS = "l = 0..N"
+TOP = 5
+"""Predictions that the lens compares."""
 LENS = {
     "loss": Column("L_l", "Loss of the prediction read after layer l.", AXIS, "nats"),
     "kl": Column("KL(p_l ‖ p_N)", "KL divergence of the prediction read after layer l from the "
@@ -37,7 +39,7 @@ def lens(request: Request, result: Analysis) -> None:
     """
     model, sample = request.model, request.held_out
     final = torch.log_softmax(sample.chosen(model.run(sample)).float(), dim=-1)
-    k = min(request.top, final.shape[-1])
+    k = min(TOP, final.shape[-1])
     best = final.topk(k, dim=-1).indices
     rows: list[Tensor] = []
 
