@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from deepstack.config import Config, StackSizes
-from deepstack.schemes.post_norm import VALUE_PATH
+from deepstack.schemes.deepnorm import VALUE_PATH
 from deepstack.schemes.role import parameter
 from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Sublayer
 

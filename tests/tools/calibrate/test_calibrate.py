@@ -15,7 +15,7 @@ from helpers.command_line import typed
 import deepstack
 from deepstack.config import load_config, with_overrides
 from deepstack.model import build_model
-from deepstack.schemes.post_norm import ADAM_GROWTH
+from deepstack.schemes.deepnorm import ADAM_GROWTH
 from deepstack.tools.calibrate.calibrate import calibrate
 from deepstack.tools.calibrate.exponents import interpolated_factors, role_exponents
 
