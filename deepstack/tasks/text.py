@@ -28,7 +28,8 @@ from deepstack.tasks.files import (
 )
 from deepstack.tasks.held_out import HeldOut, Split, split
 from deepstack.tasks.parts import Part, count_tokens, padded
-from deepstack.tasks.task import Task, task
+from deepstack.tasks.registry import task
+from deepstack.tasks.task import Task
 from deepstack.tasks.windows import MaskRate, MaskSplit, Reader, Span
 
 BYTES = 256

@@ -22,7 +22,8 @@ from deepstack.tasks.files import (
 )
 from deepstack.tasks.held_out import HeldOut, Split, given_split, split
 from deepstack.tasks.parts import MOST_VOCABULARY, Part, count_tokens, padded
-from deepstack.tasks.task import Task, task
+from deepstack.tasks.registry import task
+from deepstack.tasks.task import Task
 from deepstack.tasks.token_files import Reading, Tokenizer, open_tokenizer, read_tokens
 from deepstack.tasks.token_layouts import Layout
 from deepstack.tasks.windows import MaskRate, MaskSplit, Reader, Span

@@ -18,6 +18,7 @@ from deepstack.tasks.parts import Part
 from deepstack.tasks.task import IGNORE, Batch, choose_positions
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 
 def _sums_to_one(shares: Sequence[float]) -> Sequence[float]:

@@ -15,7 +15,7 @@ from helpers.configs import config_with
 from deepstack.base.errors import ConfigError, PluginError
 from deepstack.config import with_overrides
 from deepstack.tasks import IGNORE, TASKS, Batch, Task, build_task, task, task_of, task_options
-from deepstack.tasks.synthetic import random_chain, stationary_distribution, walk
+from deepstack.tasks.markov import random_chain, stationary_distribution, walk
 from deepstack.tasks.task import STRUCTURE, choose_positions
 from deepstack.tasks.text import read_corpus
 
