@@ -11,7 +11,7 @@ from rich.text import Text
 
 from deepstack.base.text import clock_text, number_text, one_line
 from deepstack.records import RunFolder
-from deepstack.records.folder import last_rows, logged_number
+from deepstack.records.file_values import last_rows, logged_number
 from deepstack.runs.loss_text import compared_losses, loss_text
 
 # the states in the order in which a short terminal shows them, with their colours

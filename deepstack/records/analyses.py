@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from deepstack.records.file_values import damage_error, npy_bytes, read_npy
 from deepstack.records.files import (
     CHECKSUMS,
     mapping,
@@ -20,7 +21,7 @@ from deepstack.records.files import (
     sync_folder,
     trouble,
 )
-from deepstack.records.folder import RunFolder, damage_error, npy_bytes, read_npy
+from deepstack.records.folder import RunFolder
 
 if TYPE_CHECKING:
     import numpy as np

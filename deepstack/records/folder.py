@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import math
 import os
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepstack.base import yaml_reader
-from deepstack.base.errors import ResourceError
-from deepstack.records import files, shapes
+from deepstack.records import files, lock, shapes
 from deepstack.records.append_log import AppendLog
+from deepstack.records.file_values import (
+    damage_error,
+    last_rows,
+    load_json,
+    load_yaml,
+    npy_bytes,
+    read_npy,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,7 +62,6 @@ REMOVED = ".removed-"
 # Folders of a run in which files are replaced.
 WRITTEN_BELOW = ("layers", "aside", "analysis", "plugins")
 
-LARGEST_FLOAT32 = 3.4028235e38 * (1 + 1e-6)
 
 ENDED = ("done", "diverged")
 STATES = ("running", "done", "diverged", "failed", "out_of_memory", "interrupted")
@@ -109,14 +111,14 @@ class RunFolder:
         ResourceError if writing would follow a link out of it.
         """
         files.refuse_links(self.path, WRITTEN_BELOW)
-        with files.locked(self.lock_path):
+        with lock.locked(self.lock_path):
             files.remove_hidden_folders(self.path.parent, REMOVED + "*")
             files.remove_drafts([self.path, *(self.path / name for name in WRITTEN_BELOW)])
             yield
 
     def holder(self) -> dict[str, object] | None:
         """Return the holder of the lock, {pid, host, since}; None if it is free."""
-        return files.holder(self.lock_path)
+        return lock.holder(self.lock_path)
 
     def write_json(self, path: Path, value: object) -> None:
         """Replace one JSON file atomically; NaN and infinities are refused (ValueError)."""
@@ -149,7 +151,7 @@ class RunFolder:
 
         Raises ResourceError if it cannot be read or a value of IDENTITY has another type.
         """
-        config = _load_yaml(self.config_path)
+        config = load_yaml(self.config_path)
         for key, kind in IDENTITY.items():
             section, _, name = key.rpartition(".")
             parent = config.get(section, {}) if section else config
@@ -160,13 +162,13 @@ class RunFolder:
         return config
 
     def read_meta(self) -> dict[str, Any]:
-        return _load_json(self.meta_path, shapes.META)
+        return load_json(self.meta_path, shapes.META)
 
     def read_status(self) -> dict[str, Any]:
-        return _load_json(self.status_path, shapes.STATUS)
+        return load_json(self.status_path, shapes.STATUS)
 
     def read_columns(self) -> dict[str, Any]:
-        return _load_json(self.columns_path, shapes.COLUMNS)
+        return load_json(self.columns_path, shapes.COLUMNS)
 
     def read_state(self) -> str | None:
         """Return the state in status.json; None if there is none yet.
@@ -294,103 +296,6 @@ def numbered_folders(parent: Path) -> list[int]:
     paths = parent.iterdir() if parent.is_dir() else ()
     names = (path.name for path in paths if path.is_dir() and not path.is_symlink())
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
-
-
-def last_rows(path: Path, size: int = 1024) -> tuple[list[str], list[list[str]]]:
-    """Return the column names of a CSV file and the cells of the whole rows in its last bytes.
-
-    Both are empty if there is no file, or if its first line is longer than `size` bytes.
-    """
-    names = b""
-    with files.trouble(path), contextlib.suppress(FileNotFoundError), files.open_file(path) as file:
-        names = file.readline(size)
-        start = max(len(names), os.fstat(file.fileno()).st_size - size)
-        file.seek(start)
-        lines = file.read().split(b"\n")[:-1]  # without a torn last line
-    if not names.endswith(b"\n"):
-        return [], []
-    if start > len(names) and len(lines) > 1:
-        del lines[0]  # its start may be missing
-    rows = [line.decode("ascii", "replace").split(",") for line in lines]
-    return names.decode("ascii", "replace").rstrip("\n").split(","), rows
-
-
-def damage_error(path: Path, why: str) -> ResourceError:
-    """Return the error for a file that is not as a run wrote it."""
-    levels = 2 if path.parent.parent.name == "analysis" else int(path.suffix == ".npy")
-    folder = path.parents[levels]
-    return ResourceError(f"{path}: {why}; `deepstack verify {shlex.quote(str(folder))}` says more")
-
-
-def read_npy(path: Path) -> np.ndarray:
-    """Return the array in a .npy file.
-
-    Raises ResourceError if it cannot be read, KeyError if there is no file.
-    """
-    import numpy as np
-
-    data = files.read(path)
-    if data is None:
-        raise KeyError(path.stem)
-    try:
-        array: np.ndarray = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    except Exception as error:  # numpy evaluates the header, which may raise anything
-        # Hide numpy's message: it advises to allow pickles, which run code.
-        raise damage_error(path, "is not an array of numbers") from error
-    return array
-
-
-def logged_number(path: Path, cell: str | None) -> float:
-    """Return the number in a cell of a log, NaN for an empty one.
-
-    Raises ResourceError for one that no run writes there.
-    """
-    try:
-        number = float(cell or "nan")
-    except ValueError as error:
-        raise damage_error(path, f"is not a table of numbers ({error})") from error
-    if cell and not is_logged(path, number):
-        raise damage_error(path, f"found {cell:.20}, which no run writes there")
-    return number
-
-
-def is_logged(path: Path, number: float) -> bool:
-    """Return whether a run writes such a number: times are finite, other values of float32."""
-    if path.stem == "timing":
-        return 0 <= number < shapes.LARGEST
-    return not math.isfinite(number) or abs(number) <= LARGEST_FLOAT32
-
-
-def npy_bytes(array: np.ndarray) -> bytes:
-    """Return the content of the .npy file of an array."""
-    import numpy as np
-
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return buffer.getvalue()
-
-
-def _load_json(path: Path, shape: dict[str, Any]) -> dict[str, Any]:
-    data = files.read(path, files.LARGEST_TEXT)
-    if data is None:
-        return {}
-    try:
-        value = files.parse_object(data)
-    except ValueError as error:
-        raise damage_error(path, str(error) if data else "is empty") from error
-    if problem := shapes.mismatch(value, shape):
-        raise damage_error(path, problem)
-    return value
-
-
-def _load_yaml(path: Path) -> dict[str, Any]:
-    root, problems = yaml_reader.read(files.read(path, files.LARGEST_TEXT) or b"", path.name)
-    if problems:
-        raise damage_error(path, f"is no YAML ({problems[0]})")
-    value = root.plain()
-    if not value or not isinstance(value, dict):
-        raise damage_error(path, "is not a mapping" if value else "is empty or missing")
-    return value
 
 
 def absolute(path: Path) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from deepstack.base import plugins
 from deepstack.base.errors import DeepstackError
-from deepstack.records import files
+from deepstack.records import files, lock
 from deepstack.records.folder import RunFolder
 
 FOLDER = "plugins"  # in a run folder
@@ -55,7 +55,7 @@ def remember(digests: Iterable[str]) -> None:
     if path is None or not new:
         return
     with contextlib.suppress(OSError, DeepstackError):
-        with files.locked(path.with_name(".plugins.lock"), PATIENCE_SECONDS):
+        with lock.locked(path.with_name(".plugins.lock"), PATIENCE_SECONDS):
             text = "".join(f"{digest}\n" for digest in sorted(given_before() | new))
             files.replace(path, text.encode())
             path.chmod(stat.S_IRUSR | stat.S_IWUSR)

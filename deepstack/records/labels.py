@@ -11,7 +11,7 @@ from typing import NamedTuple
 from deepstack.base.allowed import PATTERNS, RUN_NAME
 from deepstack.base.errors import ConfigError, ResourceError
 from deepstack.base.text import one_line
-from deepstack.records import files
+from deepstack.records import files, lock
 from deepstack.records.folder import RunFolder
 
 LABELS = "labels.json"
@@ -64,7 +64,7 @@ def change_labels(
             raise ConfigError(f"tag: found {one_line(word)!r}; allowed {allowed}")
     if note is not None and len(note) > LONGEST_NOTE:
         raise ConfigError(f"note: found {len(note)} characters; allowed {LONGEST_NOTE} at most")
-    with files.locked(folder.path / LOCK, PATIENCE_SECONDS):
+    with lock.locked(folder.path / LOCK, PATIENCE_SECONDS):
         try:
             labels = _read(folder)
         except ValueError:

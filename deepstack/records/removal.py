@@ -14,13 +14,12 @@ from pathlib import Path
 
 from deepstack.base.errors import ConfigError, LockedError, NothingMatchedError
 from deepstack.records.files import (
-    describe_holder,
-    locked,
     remove_hidden_folders,
     sync_folder,
     trouble,
 )
 from deepstack.records.folder import REMOVED, RunFolder
+from deepstack.records.lock import describe_holder, locked
 from deepstack.records.published import refuse_published
 from deepstack.records.run import RESULTS, find_runs, natural
 

@@ -19,6 +19,7 @@ from deepstack.config.identity import differing_keys
 from deepstack.config.instruments import specs
 from deepstack.config.schema import flatten
 from deepstack.records.analyses import Analysis, read_analysis
+from deepstack.records.file_values import damage_error, is_logged, logged_number
 from deepstack.records.files import read
 from deepstack.records.folder import (
     EVALS_COLUMNS,
@@ -27,9 +28,6 @@ from deepstack.records.folder import (
     TIMING_COLUMNS,
     RunFolder,
     absolute,
-    damage_error,
-    is_logged,
-    logged_number,
 )
 from deepstack.records.labels import Labels, read_labels
 from deepstack.records.logs import OF_EVERY_RUN, instrument_logs

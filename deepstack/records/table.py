@@ -14,16 +14,9 @@ from deepstack.base.errors import ResourceError
 from deepstack.base.text import scalar
 from deepstack.config.identity import OPEN_SECTIONS, differing_keys
 from deepstack.config.schema import flatten
+from deepstack.records.file_values import damage_error, last_rows, logged_number
 from deepstack.records.files import open_file, trouble
-from deepstack.records.folder import (
-    EVALS_COLUMNS,
-    STEPS_COLUMNS,
-    RunFolder,
-    absolute,
-    damage_error,
-    last_rows,
-    logged_number,
-)
+from deepstack.records.folder import EVALS_COLUMNS, STEPS_COLUMNS, RunFolder, absolute
 from deepstack.records.labels import Labels, read_labels
 
 # Keys that identify a run in any study.

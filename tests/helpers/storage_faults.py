@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from deepstack.base.errors import LockedError, ResourceError
-from deepstack.records import AppendLog, RunFolder, append_log, files
+from deepstack.records import AppendLog, RunFolder, append_log, files, lock
 from deepstack.training import checkpoint as ckpt
 from deepstack.training import resume
 from helpers.storage_run import STEPS, STUDY
@@ -243,9 +243,9 @@ def lock_not_released_by_a_kill() -> None:
         finally:
             path.unlink()
 
-    files.locked = locked
+    lock.locked = locked
 
 
 @found_by("two_writers")
 def lock_without_effect() -> None:
-    files._try_lock = lambda *_: True
+    lock._try_lock = lambda *_: True
