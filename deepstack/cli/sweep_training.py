@@ -108,12 +108,16 @@ class SweepTraining:
         if self.order.hours is not None:
             seconds = 3600 * self.order.hours - (time.monotonic() - self.began) * part
         with view as show, stop_on_signal(self.signals), paused_by_ctrl_z() as pause:
-            limits = (seconds, self.run_timeout, pause)
+            limits = (seconds, self.run_timeout, pause, self.may_start)
             pool = sweeps.Pool(cells, launcher, self.retried, self.signals, show, *limits)
             progress = pool.run()
         self.out_of_time = pool.out_of_time
         self.left += of_other_sweeps(progress)
         return progress
+
+    def may_start(self, progress: Sequence[CellProgress]) -> bool:
+        """Return whether further runs may start, from how others have ended."""
+        return True
 
     def finish(self, progress: Sequence[CellProgress]) -> None:
         """Print the results of all runs of the sweep; then as `end`."""

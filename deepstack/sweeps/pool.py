@@ -87,6 +87,8 @@ class Pool:
     max_seconds: time limit, after which nothing new starts, and running cells save and end.
     run_timeout: seconds of one start of a run, which is then ended and counts as failed.
     pause: returns True once after Ctrl-Z: the runs stop, and continue with this process.
+    may_start: whether further cells may start; while it says no, none starts, and if it still does
+        when no run is left, the others are not started.
     """
 
     cells: Sequence[Cell]
@@ -97,6 +99,7 @@ class Pool:
     max_seconds: float | None = None
     run_timeout: float | None = None
     pause: Callable[[], bool] = lambda: False
+    may_start: Callable[[Sequence[CellProgress]], bool] = lambda progress: True
     progress: list[CellProgress] = field(init=False)
     out_of_time: bool = field(init=False, default=False)
 
@@ -122,12 +125,13 @@ class Pool:
                     if self.max_seconds is not None:
                         self.out_of_time |= time.monotonic() - began >= self.max_seconds
                     if number or self.out_of_time:
-                        while waiting:
-                            entry = waiting.pop()
-                            entry.state = entry.cell.state
+                        self._drop(waiting)
                         for entry in self._running():
                             entry.ask_to_end(number or signal.SIGTERM, STOP_GRACE_SECONDS)
-                    while waiting and self._start(waiting[0]):
+                    may_start = self.may_start(self.progress)
+                    if not (may_start or self._running()):
+                        self._drop(waiting)
+                    while may_start and waiting and self._start(waiting[0]):
                         waiting.popleft()
                     time.sleep(POLL_SECONDS)
                     if self.pause():
@@ -140,6 +144,12 @@ class Pool:
                     assert entry.process is not None
                     entry.process.send_signal(signal.SIGKILL)
         return self.progress
+
+    def _drop(self, waiting: deque[CellProgress]) -> None:
+        """Give the cells that wait their former state; they are not started."""
+        while waiting:
+            entry = waiting.pop()
+            entry.state = entry.cell.state
 
     def _pause(self) -> None:
         """Stop the runs and this process; continue them when a shell's `fg` continues it.

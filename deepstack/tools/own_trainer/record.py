@@ -156,7 +156,8 @@ def end(folder: RunFolder, exit_code: int) -> str:
         why = f"the command ended with exit code {exit_code}{last_line(output)}"
         if exit_code < 0:
             why = f"the command was killed by signal {-exit_code}{last_line(output)}"
-    folder.write_meta(meta | {"trainer": known | {"exit_code": exit_code, "since": since}})
+    known |= {"exit_code": exit_code, "since": since, "values": len(values)}
+    folder.write_meta(meta | {"trainer": known})
     if why and not diverged:
         write_end(folder, "failed", 0, error=why)
         return why

@@ -32,6 +32,7 @@ from deepstack.tools.own_trainer.cells import (
     read_again,
 )
 from deepstack.tools.own_trainer.launcher import CommandLauncher
+from deepstack.tools.own_trainer.no_value import MetricWatch
 from deepstack.tools.own_trainer.spread import NoSpreadError, no_spread
 from deepstack.tools.own_trainer.study_file import CommandFile
 
@@ -43,10 +44,12 @@ class CommandTraining(SweepTraining):
     """Runs the commands of a study, as the options of the sweep say.
 
     file: the study.
+    metric_watch: whether a run of the study has a value of the metric.
     ended: how each run so far has ended, by the name of its folder.
     """
 
     file: CommandFile = field(kw_only=True)
+    metric_watch: MetricWatch | None = None
     ended: dict[str, CellProgress] = field(default_factory=dict)
 
     def train(self, study: conf.Study, *, part: bool = False) -> list[CellProgress]:
@@ -71,12 +74,19 @@ class CommandTraining(SweepTraining):
         workers = order.workers or 1
         gpus = [one.name for one in visible_gpus()] if workers > 1 else []
         launcher = CommandLauncher(workers, command_line(), gpus)
+        metric_watch = self.metric_watch = MetricWatch(self.file, place)
         progress = self.run_pool(cells, launcher, watch(order.quiet, cells), part=part)
         self.left += of_other_sweeps(progress)
         self.ended |= {entry.cell.folder.name: entry for entry in progress}
+        if self.signals.signal is None and not self.out_of_time:
+            left = sum(entry.state not in (*ENDED, "failed") for entry in progress)
+            metric_watch.refuse(self.path, left)
         if part and (why := no_spread(readable(self.ended.values()))):
             raise NoSpreadError(f"undecided: {why} (exit code {NoSpreadError.exit_code})")
         return progress
+
+    def may_start(self, progress: Sequence[CellProgress]) -> bool:
+        return self.metric_watch is None or self.metric_watch.may_start(progress)
 
     def into(self, name: str) -> CommandTraining:
         order = dataclasses.replace(self.order, name=name)

@@ -73,7 +73,7 @@ def test_a_command_without_a_value_has_failed_and_a_changed_script_is_named(
     tmp_path: Path,
 ) -> None:
     script = tmp_path / "own.py"
-    script.write_text("import sys\nprint('val' if sys.argv[1] == '1' else 'valid=', 1)\n")
+    script.write_text("import sys\nprint('val' if sys.argv[1] == '0' else 'valid=', 1)\n")
     text = f"command: python -S {script} {{seed}}\nmetric: 'val ([0-9.]+)'\n"
     study = write(tmp_path, f"{text}sweep: {{grid: {{seed: [0, 1]}}}}\n")
     out = tmp_path / "results"
@@ -83,7 +83,7 @@ def test_a_command_without_a_value_has_failed_and_a_changed_script_is_named(
     error = "no line of output.txt matches the metric 'val ([0-9.]+)'; "
     error += "its last line with a number: 'valid= 1'"
     assert error in first.stderr.partition("2 of 2")[0].partition("running")[2]  # at once
-    assert ends == {0: ("failed", error), 1: ("done", None)}
+    assert ends == {0: ("done", None), 1: ("failed", error)}
     script.write_text(script.read_text().replace("'valid='", "'val'"))
     again = typed("sweep", study, "--out", out)
     assert again.exit_code == 0 and str(script) in again.stderr, again.stderr
