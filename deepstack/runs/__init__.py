@@ -93,6 +93,7 @@ from deepstack.runs.statistics import loss_column as loss_column
 from deepstack.runs.statistics import mean_of as mean_of
 from deepstack.runs.statistics import points_of as points_of
 from deepstack.runs.statistics import seed_coefficient as seed_coefficient
+from deepstack.runs.statistics import seeds_change_nothing as seeds_change_nothing
 from deepstack.runs.statistics import shared_step as shared_step
 from deepstack.runs.statistics import training_flops as training_flops
 from deepstack.runs.statistics import unrelated_distance as unrelated_distance

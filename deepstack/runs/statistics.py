@@ -112,14 +112,21 @@ def mean_of(values: Sequence[float | None]) -> Mean:
 def difference_of(pairs: Sequence[tuple[float | None, float | None]]) -> Mean:
     """Return the mean of first minus second over those pairs of seeds that have both.
 
-    Without deviation and interval if all first values are equal, and all second ones: seeds that
-    change nothing show no chance, with which a difference could be compared.
+    Without deviation and interval if the seeds change nothing.
     """
     known = [(a, b) for a, b in pairs if a is not None and b is not None and math.isfinite(a - b)]
     gap = mean_of([a - b for a, b in known])
-    if len(set(known)) == 1:
+    if seeds_change_nothing(zip(*known, strict=True)):
         return gap._replace(sd=math.nan, se=math.nan, low=math.nan, high=math.nan)
     return gap
+
+
+def seeds_change_nothing(groups: Iterable[Collection[float]]) -> bool:
+    """Return whether the values of each group, one for each seed, are all equal.
+
+    Such seeds show no chance, with which a difference could be compared.
+    """
+    return all(len({*values}) == 1 for values in groups)
 
 
 def finite_or_none(value: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Refuses losses in which no seed differs: they carry no chance to compare a difference with."""
+"""Ends a study whose seeds, or whose change, do nothing to the metric: no seed can decide it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from deepstack.base import DeepstackError, counted
-from deepstack.runs import LEAST_SEEDS
+from deepstack.runs import LEAST_SEEDS, seeds_change_nothing
 from deepstack.tools.own_trainer.study_file import BASELINE, CANDIDATE
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def no_spread(results: Sequence[Result]) -> str:
             return ""
         groups.setdefault((one.setting, one.depth, rate), {})[one.seed] = one.final_loss
     least = min(map(len, groups.values()), default=0)
-    if least >= LEAST_SEEDS and all(len({*one.values()}) == 1 for one in groups.values()):
+    if least >= LEAST_SEEDS and seeds_change_nothing(one.values() for one in groups.values()):
         return (
             "each command prints one value for all seeds, so nothing tells the change from chance; "
             "let the script use {seed}, and print the metric with more digits"
