@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import QUICK, ROOT
+from helpers import QUICK, ROOT, extensions
 from helpers.command_line import TINY, succeed, typed
+from helpers.extensions import has, needs
 from helpers.terminals import terminal
 from rich.console import Console
 from typer.main import get_command
@@ -250,7 +251,11 @@ def test_the_help_of_every_command_is_whole_and_shows_an_example(command: str) -
 @pytest.mark.parametrize(
     ("command", "headings"),
     [
-        ("sweep", ["Grid", "Resources", "Clusters", "Best value of a setting", "Study that grows"]),
+        pytest.param(
+            "sweep",
+            ["Grid", "Resources", "Clusters", "Best value of a setting", "Study that grows"],
+            marks=needs("ray", "slurm", "refine", "answer"),
+        ),
         (
             "plot",
             ["Selection of runs", "Files", "The charts metric, map and scatter", "Appearance"],
@@ -283,7 +288,11 @@ def test_options_stand_below_the_heading_of_their_group(command: str, headings: 
         ("deepstack run ", set(COMMANDS)),
         ("deepstack ls --where dept", {"depth="}),
         ("deepstack plot --where outcome=", {"trained", "learnt", "damaged"}),
-        ("deepstack report --where scheme=deepnorm,post_l", {"deepnorm,post_ln"}),
+        pytest.param(
+            "deepstack report --where scheme=deepnorm,post_l",
+            {"deepnorm,post_ln"},
+            marks=needs("report"),
+        ),
         ("deepstack ls --where tags=", set()),
         ("deepstack plot results --schemes=", {"pre_ln", "deepnorm"}),
         ("deepstack plot results --schemes=post_ln,pre", {"post_ln,pre_ln"}),
@@ -345,14 +354,29 @@ def test_help_errors_and_lists_import_no_torch() -> None:
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "nothing.yaml: no such file" in result.stderr
-    assert all(word in result.stdout for word in ("deepnorm", "grad_norm", "C36", "loss_vs_step"))
+    words = "deepnorm", "grad_norm", "loss_vs_step", *(["C36"] if has("ledger") else [])
+    assert all(word in result.stdout for word in words)
+
+
+def test_the_tests_know_the_addition_of_each_command() -> None:
+    homes = {name: one.module.split(".")[-2] for name, one in COMMANDS.items()}
+    assert {name: home for name, home in homes.items() if home != "cli"} == {
+        name: home for name, home in extensions.COMMANDS.items() if has(home)
+    }
 
 
 def test_every_task_is_declared_for_completion() -> None:
     assert list(declarations("tasks", "task")) == TASKS.names()
 
 
-@pytest.mark.parametrize("kind", ["schemes", "diagnostics", "analyses", "charts", "claims"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("schemes", "diagnostics", "charts"),
+        pytest.param("analyses", marks=needs("depth_use")),
+        pytest.param("claims", marks=needs("ledger")),
+    ],
+)
 def test_the_tables_have_the_values_of_the_registries(kind: str) -> None:
     short, rows = (listings()[kind].table(complete=complete) for complete in (False, True))
     assert len(short) > 5 and len(short) == len(rows)

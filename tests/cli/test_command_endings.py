@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from helpers import QUICK, ROOT
 from helpers.command_line import TINY, succeed, typed
+from helpers.extensions import needs
 from helpers.report_pages import draw_only
 from helpers.sampling import some
 
@@ -87,6 +88,7 @@ def test_a_deleted_working_directory_is_refused(tmp_path: Path) -> None:
         assert found.stderr.count("\n") == 1
 
 
+@needs("report")
 def test_a_link_to_itself_is_refused(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
@@ -121,6 +123,7 @@ def test_nested_lists_in_configs_are_compared(run: Path) -> None:
     succeed("compare", run.parent)
 
 
+@needs("report")
 def test_a_report_names_a_study_that_is_not_utf8(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 from helpers.command_line import refusal, succeed, typed
+from helpers.extensions import needs
 from helpers.plot_runs import make_run, make_runs
 
 import deepstack
@@ -26,6 +27,7 @@ def names(output: str) -> list[str]:
     return list(dict.fromkeys(Path(file).stem for file in files))
 
 
+@needs("laws")
 def test_a_study_has_five_main_charts_as_png_and_csv(tmp_path: Path) -> None:
     make_runs(tmp_path / "study", depth=(6, 18))
     study = tmp_path / "study"
@@ -105,6 +107,7 @@ def test_named_charts_and_all_have_every_format_and_study(tmp_path: Path) -> Non
     assert "--all: found beside the chart loss_vs_step" in message
 
 
+@needs("transfer")
 def test_the_page_on_charts_lists_the_main_ones_in_their_order() -> None:
     page = (ROOT / "docs/charts.md").read_text(encoding="utf-8")
     listed = page.partition("The main charts are")[2].partition("Of a folder")[0]
@@ -149,6 +152,7 @@ def test_plot_takes_the_newest_study_and_names_the_others(results: Path) -> None
     assert f"{results / 'a'}, {results / 'c'}\n" in shown.stderr
 
 
+@needs("answer")
 def test_answer_lists_studies_with_the_command_for_each(results: Path) -> None:
     shown = typed("answer", results)
     assert shown.exit_code == 0, shown.stderr

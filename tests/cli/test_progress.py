@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import QUICK
 from helpers.command_line import TINY, refusal, typed
+from helpers.extensions import needs
 from helpers.plot_runs import make_run, update
 from helpers.terminals import terminal
 
@@ -32,7 +33,7 @@ from deepstack.sweeps import Cell, CellProgress
         (["compare", "."], ["reading runs"]),
         (["plot", ".", "loss_vs_step", "--format", "csv"], ["drawing charts"]),
         (["verify", "."], ["comparing checksums", "comparing checksums: deepnorm-d6-s0-0.001"]),
-        (["fit", "."], ["fitting"]),
+        pytest.param(["fit", "."], ["fitting"], marks=needs("laws")),
     ],
 )
 def test_a_command_has_a_text(

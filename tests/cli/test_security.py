@@ -14,6 +14,7 @@ import pytest
 import torch
 from helpers import ROOT
 from helpers.command_line import TINY, typed
+from helpers.extensions import needs
 
 import deepstack as package
 from deepstack.base.errors import Interrupted
@@ -229,6 +230,7 @@ def test_the_watch_sees_what_is_planted(tmp_path: Path) -> None:
     assert any("code_7f3a91.py" in line for line in lines)  # an import from the data
 
 
+@needs("report")
 def test_an_array_of_objects_is_not_unpickled(run: Path, here: Path) -> None:
     array = run / "layers" / "grad_norm.npy"
     objects = io.BytesIO()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import plot_runs
 from helpers.command_line import typed
+from helpers.extensions import needs
 from helpers.record_runs import make_run
 from helpers.terminals import terminal
 from rich.console import Console
@@ -110,6 +111,7 @@ def test_json_keeps_the_true_names(study: Path) -> None:
     assert not CONTROLS.search(stream.getvalue()) and json.loads(stream.getvalue()) == HOSTILE
 
 
+@needs("export")
 def test_verify_and_rm_and_errors_show_letters(study: Path, tmp_path: Path) -> None:
     done = study / f"{HOSTILE}done"
     for words in (
@@ -126,6 +128,7 @@ def test_verify_and_rm_and_errors_show_letters(study: Path, tmp_path: Path) -> N
         assert re.search(r"\\(u00|x)1b\[31m", found.output), found.output
 
 
+@needs("report")
 def test_a_report_and_its_progress_show_letters(tmp_path: Path) -> None:
     hostile, shown = HOSTILE.replace("\udcff", ""), SHOWN.replace(r"\udcff", "")
     study = tmp_path / hostile

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.command_line import TINY, refusal, succeed, typed
+from helpers.extensions import needs, needs_command
 from helpers.plot_runs import make_run
 from helpers.registries import restored_names
 
@@ -32,7 +33,10 @@ MISTAKES: list[tuple[list[object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("words", "text"), MISTAKES)
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [pytest.param(words, text, marks=needs_command(words[:1])) for words, text in MISTAKES],
+)
 def test_a_typed_mistake_names_the_text_to_type(words: list[object], text: str) -> None:
     message = refusal(2, *words)
     assert text in " ".join(message.split()) and "admin'?" not in message
@@ -46,7 +50,7 @@ def test_a_folder_in_place_of_a_command_is_listed(tmp_path: Path) -> None:
     ("words", "other"),
     [
         (["list", "scheme"], ["list", "schemes"]),
-        (["list", "analysis"], ["list", "analyses"]),
+        pytest.param(["list", "analysis"], ["list", "analyses"], marks=needs("depth_use")),
         (["check", "quick", "runtime.device=auto"], ["check", "quick"]),
     ],
 )
@@ -151,6 +155,7 @@ def test_the_disk_that_a_sweep_needs_is_never_zero(
     assert "1000 B are free" in message and float(needed.split()[0]) > 0, message
 
 
+@needs("export", "depth_use")
 def test_commands_on_a_run_refuse_what_they_would_harm_or_ignore(run: Path, tmp_path: Path) -> None:
     before = sorted(run.rglob("*"))
     for to in (run, run / "inside" / "x.safetensors"):
@@ -159,6 +164,7 @@ def test_commands_on_a_run_refuse_what_they_would_harm_or_ignore(run: Path, tmp_
     assert sorted(run.rglob("*")) == before
 
 
+@needs("report")
 def test_a_report_is_written_over_no_device(tmp_path: Path) -> None:
     make_run(tmp_path / "s")
     os.mkfifo(tmp_path / "pipe")

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from helpers import QUICK
 from helpers.command_line import PLUGIN, TINY, typed
+from helpers.extensions import needs, needs_command
 from helpers.plot_runs import make_run
 from helpers.record_runs import contents
 from helpers.registries import restored_names
@@ -150,7 +151,13 @@ STUDY = "results/study"
 RUN = f"{STUDY}/deepnorm-d6-s0-0.001"
 
 
-@pytest.mark.parametrize("words", ["ls", "plot", "compare", "report", "plot loss_vs_step results"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("ls", "plot", "compare", "plot loss_vs_step results"),
+        pytest.param("report", marks=needs("report")),
+    ],
+)
 @pytest.mark.parametrize("exists", [False, True])
 def test_before_any_run_the_first_one_is_named(words: str, exists: bool, here: Path) -> None:
     if exists:
@@ -160,67 +167,73 @@ def test_before_any_run_the_first_one_is_named(words: str, exists: bool, here: P
     assert result.stderr.endswith("to train a first run: deepstack train quick\n")
 
 
+WRONG_WORDS: list[tuple[list[str], str]] = [
+    (["run", "quick"], "No such command 'run'; did you mean 'train' (one run), 'sweep'"),
+    (["resume", "results"], "'resume'; an interrupted run continues when its train or sweep"),
+    (["delete", "results"], "No such command 'delete'; did you mean 'rm'?"),
+    (["tag", RUN, "good"], "No such command 'tag'; did you mean 'note RUN --tag WORD'?"),
+    (["watch"], "No such command 'watch'; did you mean 'ls --watch'?"),
+    (["serve", STUDY], "No such command 'serve'; did you mean 'report --serve'?"),
+    (["diff", RUN, RUN], "No such command 'diff'; did you mean 'compare RUN RUN --diff'?"),
+    (["report", STUDY, "--port", "80"], "--port: found without --serve, which it needs"),
+    (["report", STUDY, "--serve", "--latex"], "--serve: found --to or --latex, which write"),
+    (["trian", QUICK], "No such command 'trian'. Did you mean 'train'?"),
+    (["train", QUICK, "--resume"], "--resume; an interrupted run continues when its train"),
+    (["report", "--serve", "--host", "::"], "--host; the page is for this machine alone; from"),
+    (["train", QUICK, "--epochs", "3"], "--epochs; training is measured in steps: train.steps"),
+    (["train", QUICK, "train.epochs=3"], "did you mean 'train.steps'?"),
+    (["train", QUICK, "model.layers=5"], "did you mean 'model.depth'?"),
+    (["compare", STUDY, "--best", "learning_rate"], "did you mean 'train.lr'?"),
+    (["plot", "loss", STUDY], "did you mean final_loss_vs_depth, loss_vs_"),
+    (["plot", "loss_vs_step", STUDY, "--panels", "foo"], "panels: unknown key 'foo'; allowed"),
+    (["export", STUDY, "--where", "depth=2", "--to", "x"], "--where: found without --logs"),
+    (["signal", QUICK, "--seeds", "-1"], "--seeds: found '-1'; allowed seeds from 0 on, as in"),
+    (["list", "shemes"], "unknown kind 'shemes'; did you mean 'schemes'? allowed: "),
+    (["train", QUICK, "model.activation=swiglu"], "; swiglu is model.activation=silu with mod"),
+    (["train", QUICK, "model.activation=GEGLU"], "GEGLU is model.activation=gelu with model."),
+    (["ls", STUDY, "depth=6"], "extra argument(s) (depth=6); to select runs: --where depth=6"),
+    (["note", RUN, "it", "is"], 'put the text in quotes: note RUN "TEXT"'),
+    (["ls", STUDY, "b"], "allowed one folder, and the folder above several has the runs"),
+    (["report", STUDY, "--out", "x"], "No such option: --out; did you mean --to?"),
+    (["ls", "--tag", "good"], "No such option: --tag; did you mean --where tag=WORD?"),
+    (["plot", "metric", STUDY, "--x", "dpth", "--y", "loss"], "did you mean 'model.depth'?"),
+    (["fit", "--law", "dept"], "for '--law': 'dept' is not one of 'depth', 'width', 'compute'"),
+    (["train", "model.depth=12"], "the configuration, as in: FILE.yaml model.depth=12"),
+    (["train", QUICK, "task.path=/no/such/text"], "/no/such/text"),
+    (["train", QUICK, "model.scheme_options.p=1"], "model.scheme_options.p"),
+    (["train", QUICK, "--plugin", "nothing.py"], "--plugin nothing.py"),
+    (["train", QUICK, "--depth", "3"], "did you mean model.depth=VALUE?"),
+    (["check", QUICK, "--train.lr", "1"], "did you mean train.lr=VALUE?"),
+    (["sweep", "--depths", "6,x"], "model.depth"),
+    (["sweep", "--schemes", "post_ln,deepnrm"], "did you mean 'deepnorm'?"),
+    (["sweep", QUICK, "--depth", "12"], "did you mean --depths?"),
+    (["sweep", QUICK, "--seeds", "0-2"], "with commas between them (0,1,2)"),
+    (["sweep", QUICK, "model.norm=rms,layer"], "allowed a key in it: kind, gain, bias"),
+    (["train", QUICK, "train.steps=1e3"], "to 1000000000; did you mean 1000?"),
+    (["train", QUICK, "model.depth='12'"], "did you mean 12?"),
+    (["train", "quick.yaml"], "quick.yaml: no such file; did you mean 'quick'?"),
+    (["train", RUN], f"list configs; did you mean '{RUN}/config.yaml'?"),
+    (["rerun", STUDY], "is not a run: expected a folder with a config.yaml"),
+    (["export", STUDY, "--to", "x"], "is not a run: expected a folder with a config.yaml"),
+    (["init", "mine.yaml", "--from", "quik"], "did you mean 'quick'"),
+    # After a suggestion no long list follows.
+    (["train", QUICK, "model.scheme=deepnrm"], "'deepnrm'; did you mean 'deepnorm'?\n"),
+    (["plot", "loss_vs_tsep", STUDY], "chart 'loss_vs_tsep'; did you mean 'loss_vs_step'?\n"),
+    (["plot", "zzz", STUDY], "more (deepstack list charts); a chart of your own"),
+    (["plot", STUDY, "--x", "depth"], "--x belongs to the charts metric, map and scatter"),
+    (["plot", STUDY, "--diagnostic", "gradnorm"], "'gradnorm'; did you mean 'grad_norm'?"),
+    (
+        ["report", STUDY, "--diagnostic", "zzz"],
+        "diagnostic of these runs 'zzz'; allowed: grad_norm",
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "quick"], "No such command 'run'; did you mean 'train' (one run), 'sweep'"),
-        (["resume", "results"], "'resume'; an interrupted run continues when its train or sweep"),
-        (["delete", "results"], "No such command 'delete'; did you mean 'rm'?"),
-        (["tag", RUN, "good"], "No such command 'tag'; did you mean 'note RUN --tag WORD'?"),
-        (["watch"], "No such command 'watch'; did you mean 'ls --watch'?"),
-        (["serve", STUDY], "No such command 'serve'; did you mean 'report --serve'?"),
-        (["diff", RUN, RUN], "No such command 'diff'; did you mean 'compare RUN RUN --diff'?"),
-        (["report", STUDY, "--port", "80"], "--port: found without --serve, which it needs"),
-        (["report", STUDY, "--serve", "--latex"], "--serve: found --to or --latex, which write"),
-        (["trian", QUICK], "No such command 'trian'. Did you mean 'train'?"),
-        (["train", QUICK, "--resume"], "--resume; an interrupted run continues when its train"),
-        (["report", "--serve", "--host", "::"], "--host; the page is for this machine alone; from"),
-        (["train", QUICK, "--epochs", "3"], "--epochs; training is measured in steps: train.steps"),
-        (["train", QUICK, "train.epochs=3"], "did you mean 'train.steps'?"),
-        (["train", QUICK, "model.layers=5"], "did you mean 'model.depth'?"),
-        (["compare", STUDY, "--best", "learning_rate"], "did you mean 'train.lr'?"),
-        (["plot", "loss", STUDY], "did you mean final_loss_vs_depth, loss_vs_compute, loss_vs_lr"),
-        (["plot", "loss_vs_step", STUDY, "--panels", "foo"], "panels: unknown key 'foo'; allowed"),
-        (["export", STUDY, "--where", "depth=2", "--to", "x"], "--where: found without --logs"),
-        (["signal", QUICK, "--seeds", "-1"], "--seeds: found '-1'; allowed seeds from 0 on, as in"),
-        (["list", "shemes"], "unknown kind 'shemes'; did you mean 'schemes'? allowed: "),
-        (["train", QUICK, "model.activation=swiglu"], "; swiglu is model.activation=silu with mod"),
-        (["train", QUICK, "model.activation=GEGLU"], "GEGLU is model.activation=gelu with model."),
-        (["ls", STUDY, "depth=6"], "extra argument(s) (depth=6); to select runs: --where depth=6"),
-        (["note", RUN, "it", "is"], 'put the text in quotes: note RUN "TEXT"'),
-        (["ls", STUDY, "b"], "allowed one folder, and the folder above several has the runs"),
-        (["report", STUDY, "--out", "x"], "No such option: --out; did you mean --to?"),
-        (["ls", "--tag", "good"], "No such option: --tag; did you mean --where tag=WORD?"),
-        (["plot", "metric", STUDY, "--x", "dpth", "--y", "loss"], "did you mean 'model.depth'?"),
-        (["fit", "--law", "dept"], "for '--law': 'dept' is not one of 'depth', 'width', 'compute'"),
-        (["train", "model.depth=12"], "the configuration, as in: FILE.yaml model.depth=12"),
-        (["train", QUICK, "task.path=/no/such/text"], "/no/such/text"),
-        (["train", QUICK, "model.scheme_options.p=1"], "model.scheme_options.p"),
-        (["train", QUICK, "--plugin", "nothing.py"], "--plugin nothing.py"),
-        (["train", QUICK, "--depth", "3"], "did you mean model.depth=VALUE?"),
-        (["check", QUICK, "--train.lr", "1"], "did you mean train.lr=VALUE?"),
-        (["sweep", "--depths", "6,x"], "model.depth"),
-        (["sweep", "--schemes", "post_ln,deepnrm"], "did you mean 'deepnorm'?"),
-        (["sweep", QUICK, "--depth", "12"], "did you mean --depths?"),
-        (["sweep", QUICK, "--seeds", "0-2"], "with commas between them (0,1,2)"),
-        (["sweep", QUICK, "model.norm=rms,layer"], "allowed a key in it: kind, gain, bias"),
-        (["train", QUICK, "train.steps=1e3"], "to 1000000000; did you mean 1000?"),
-        (["train", QUICK, "model.depth='12'"], "did you mean 12?"),
-        (["train", "quick.yaml"], "quick.yaml: no such file; did you mean 'quick'?"),
-        (["train", RUN], f"list configs; did you mean '{RUN}/config.yaml'?"),
-        (["rerun", STUDY], "is not a run: expected a folder with a config.yaml"),
-        (["export", STUDY, "--to", "x"], "is not a run: expected a folder with a config.yaml"),
-        (["init", "mine.yaml", "--from", "quik"], "did you mean 'quick'"),
-        # After a suggestion no long list follows.
-        (["train", QUICK, "model.scheme=deepnrm"], "'deepnrm'; did you mean 'deepnorm'?\n"),
-        (["plot", "loss_vs_tsep", STUDY], "chart 'loss_vs_tsep'; did you mean 'loss_vs_step'?\n"),
-        (["plot", "zzz", STUDY], "more (deepstack list charts); a chart of your own"),
-        (["plot", STUDY, "--x", "depth"], "--x belongs to the charts metric, map and scatter"),
-        (["plot", STUDY, "--diagnostic", "gradnorm"], "'gradnorm'; did you mean 'grad_norm'?"),
-        (
-            ["report", STUDY, "--diagnostic", "zzz"],
-            "diagnostic of these runs 'zzz'; allowed: grad_norm",
-        ),
+        pytest.param(words, message, marks=needs_command(words[:1]))
+        for words, message in WRONG_WORDS
     ],
 )
 def test_a_wrong_word_names_the_right_one(words: list[str], message: str, here: Path) -> None:
@@ -250,6 +263,7 @@ def test_a_sweep_that_the_disk_cannot_hold_leaves_no_folder(
     assert not any(tmp_path.iterdir())
 
 
+@needs("export")
 def test_an_export_prints_its_files_on_lines(trained: Path, tmp_path: Path) -> None:
     exported = typed("export", trained, "--to", tmp_path / "model")
     assert exported.exit_code == 0 and "[" not in exported.stdout
@@ -257,7 +271,10 @@ def test_an_export_prints_its_files_on_lines(trained: Path, tmp_path: Path) -> N
     assert names <= {Path(line.rstrip()).name for line in exported.stdout.splitlines()}
 
 
-@pytest.mark.parametrize("command", ["sweep", "signal", "calibrate"])
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(one, marks=needs_command([one])) for one in ("sweep", "signal", "calibrate")],
+)
 def test_a_number_alone_is_one_seed_in_every_command(command: str, tmp_path: Path) -> None:
     """Each ends at a depth that is not allowed."""
     done = typed(command, QUICK, "--seeds", "3", "--depths", "0,1", "--out", tmp_path)

@@ -24,6 +24,19 @@ def needs(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)}: missing")
 
 
+COMMANDS = {
+    "analyze": "depth_use", "answer": "answer", "calibrate": "calibrate", "conform": "conform",
+    "coordinates": "coordinates", "export": "export", "fit": "laws", "report": "report",
+    "reproduce": "ledger", "signal": "signal",
+}  # fmt: skip
+"""Command -> the addition that it belongs to."""
+
+
+def needs_command(words: Iterable[object]) -> list[pytest.MarkDecorator]:
+    """Skip a case that types a command of a missing addition; words: of the command line."""
+    return [needs(COMMANDS[str(word)]) for word in words if str(word) in COMMANDS]
+
+
 def is_missing(path: Path) -> bool:
     """Return whether a file belongs, or belonged, to a missing addition or to its tests."""
     words = list(path.relative_to(ROOT).parts)

@@ -235,7 +235,7 @@ MISTAKES = [
     Mistake("list settings modle", "section", "'modle'", "allowed: model", "did you mean 'model'?"),
     Mistake("init new.yaml --from decodr_96", "example", "'decodr_96'", "",
             "did you mean 'decoder_96'?"),
-    Mistake("serve --port http", "'--port'", "found 'http'", "from 0 to 65535", ""),
+    Mistake("report --serve --port http", "'--port'", "found 'http'", "from 0 to 65535", ""),
     Mistake("conform plgu.py --scheme deepnorm", "plgu.py", "No such file",
             "allowed a Python file", "did you mean 'plug.py'?"),
 ]  # fmt: skip
