@@ -27,8 +27,6 @@ from deepstack.config.schema import Config
 from deepstack.config.section import LONGEST_NAME, Section
 
 MAX_PROBLEMS = 20
-LATER_TRACKERS = ("wandb", "mlflow", "trackio")
-"""Trackers to which `deepstack export` copies the logs of finished runs."""
 
 _NUMBERS: dict[Any, tuple[type, ...]] = {"integer": (int,), "number": (int, float)}
 _LIMITS = {"minimum": ge, "exclusiveMinimum": gt, "maximum": le, "exclusiveMaximum": lt}
@@ -191,8 +189,6 @@ def _meant_value(path: KeyPath, node: Node, schema: Schema) -> str:
 def _next_step(path: KeyPath, node: Node, schema: Schema) -> str:
     """Return what to type for a value without a near one: a command, or an example."""
     value, key, example = node.value, dotted_key(path), schema.get("default")
-    if dotted_key(path[:2]) == "log.to" and value in LATER_TRACKERS:
-        return f"{value} gets finished runs: deepstack export RUN --logs {value}"
     if is_typed(node) and isinstance(value, str) and _SEVERAL.fullmatch(value):
         return "several values make a sweep: deepstack sweep, with commas between them (0,1,2)"
     if type(example) not in (int, float):

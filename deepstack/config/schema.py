@@ -248,12 +248,15 @@ class SnapshotSettings(Section):
     _check_streams = unused_without(streams={"log.layers_every": ()})
 
 
+TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+
+
 @log_settings(place=80)
 class OutputSettings(Section):
     """Trackers, and instruments that have no settings of their own."""
 
-    to: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(as_tuple)] = ()
-    """Trackers that get the log too, in the run's folder: [tensorboard]; changes no number."""
+    to: Annotated[tuple[TrackerName, ...], BeforeValidator(as_tuple)] = ()
+    """Trackers that get each row while the run trains, in its folder: [wandb]; change no number."""
     instruments: Annotated[dict[Identifier, Interval], BeforeValidator(as_dict)] = {}
     """Steps between the measurements of instruments from plugins: {grad_cosine: 10}."""
 

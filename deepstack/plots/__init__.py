@@ -68,10 +68,7 @@ from deepstack.plots.texts import typeset_index as typeset_index
 from deepstack.plots.texts import typeset_power as typeset_power
 from deepstack.plots.texts import untypeset as untypeset
 from deepstack.plots.tracked import heat_map_images as heat_map_images
-from deepstack.plots.tracked import layer_summaries as layer_summaries
 from deepstack.plots.tracked import log_values as log_values
-from deepstack.plots.tracked import logged_settings as logged_settings
-from deepstack.plots.tracked import scalars as scalars
 
 import_all(__name__, __path__)
 import_extensions("chart")

@@ -12,6 +12,8 @@ from deepstack.training.evaluation import mean_loss as mean_loss
 from deepstack.training.evaluation import to_device as to_device
 from deepstack.training.folders import choose_folder as choose_folder
 from deepstack.training.folders import refuse_missing_plugins as refuse_missing_plugins
+from deepstack.training.live_log import LiveLog as LiveLog
+from deepstack.training.live_log import Rows as Rows
 from deepstack.training.meta import column_entries as column_entries
 from deepstack.training.meta import f0_norm as f0_norm
 from deepstack.training.meta import utc_now as utc_now

@@ -26,7 +26,7 @@ MISTAKES: list[tuple[list[object], str]] = [
     (["list", "settings", "trian"], "did you mean 'train'?"),
     (["list", "schemes", "train"], "allowed: deepstack list schemes"),
     (["answer", "a", "b"], "one study at a time: deepstack answer STUDY"),
-    (["check", "quick", "log.to=wandb"], "deepstack export RUN --logs wandb"),
+    (["check", "quick", "log.to=wandb"], "did you mean log.to=[wandb]?"),
     (["check", "quick", "model.scheme=mine"], "a scheme of your own comes with --plugin FILE"),
     (["check", "quick", "model.scheme=zzzz"], "more (deepstack list schemes)"),
     (["sweep", "quick", "--workers", "9" * 20, "--dry-run"], "allowed an integer from 1 to 10000"),

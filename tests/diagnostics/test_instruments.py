@@ -19,8 +19,8 @@ from deepstack.base import plugins
 from deepstack.base.errors import ConfigError, PluginError
 from deepstack.config.instruments import specs
 from deepstack.diagnostics import INSTRUMENTS
-from deepstack.plots.tracked import scalars
 from deepstack.records import Run
+from deepstack.runs.tracked import scalars
 from deepstack.training import Observer
 
 

@@ -177,7 +177,7 @@ MISTAKES = [
     Mistake("train quick model.activation=swiglu", f"{TYPED}model.activation", "'swiglu'", "",
             "model.activation=silu with model.gated=true"),
     Mistake("train quick log.to=wandb", f"{TYPED}log.to", "'wandb'", "a list of: tensorboard",
-            "deepstack export RUN --logs wandb"),
+            "did you mean log.to=[wandb]?"),
     Mistake("train quick task.path=missing.txt", f"{TYPED}task.path", "missing.txt",
             "allowed a file, a folder or a pattern", "such as 'books/*.txt'"),
     Mistake("train quick 'name=my study'", f"{TYPED}name", "'my study'", "letters, digits",

@@ -8,8 +8,9 @@ import pytest
 
 import deepstack
 from deepstack.config import parse_config
-from deepstack.plots.tracked import heat_map_images, scalars
+from deepstack.plots.tracked import heat_map_images
 from deepstack.records import Run
+from deepstack.runs.tracked import scalars
 from helpers.command_line import TINY
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 from helpers.plot_runs import make_run
 
-from deepstack.plots.tracked import heat_map_images, layer_summaries
+from deepstack.plots.tracked import heat_map_images
 from deepstack.records import Run, RunFolder
+from deepstack.runs.tracked import layer_summaries
 
 
 def test_summaries_are_of_later_steps_and_of_finite_values(tmp_path: Path) -> None:

@@ -1,17 +1,18 @@
-"""Registers MLflow: `deepstack export --logs mlflow`."""
+"""Registers MLflow: `log.to: [mlflow]` and `deepstack export --logs mlflow`."""
 
 import logging
 import os
 import re
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from deepstack.records import Run
-from deepstack.runs import Tracker, register_tracker
+from deepstack.runs import Scalars, Tracker, register_tracker
 
 MOST_METRICS = 1000  # in one call
 MOST_PARAMETERS = 100
@@ -20,21 +21,10 @@ LONGEST_PARAMETER = 6000
 
 def export(runs: Sequence[Run], to: Path) -> None:
     """Write a database of MLflow with one experiment for each study, and the pictures beside it."""
-    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-    from mlflow.entities import Metric, Param
-    from mlflow.tracking import MlflowClient
+    from deepstack.plots import heat_map_images
+    from deepstack.runs import logged_settings, scalars
 
-    from deepstack.plots import heat_map_images, logged_settings, scalars
-
-    logging.getLogger("mlflow").setLevel(logging.WARNING)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    to.mkdir(parents=True)
-    address = address_of(to.resolve())
-    client = MlflowClient(address)
-    literal = Path(address.removeprefix("sqlite:///")).parent
-    if literal != to.resolve():  # MLflow also makes a folder of the escaped name
-        with suppress(OSError):
-            literal.rmdir()
+    client = open_client(to.resolve())
     experiments: dict[str, str] = {}
     for run in runs:
         if run.study not in experiments:
@@ -43,19 +33,9 @@ def export(runs: Sequence[Run], to: Path) -> None:
             while client.get_experiment_by_name(name):  # MLflow makes one that is called Default
                 name += "_"
             experiments[run.study] = client.create_experiment(name, artifact_location=location)
-        created = client.create_run(experiments[run.study], run_name=run.name)
-        number, now = created.info.run_id, int(time.time() * 1000)
-        parameters = [
-            Param(key, str(value)[:LONGEST_PARAMETER])
-            for key, value in logged_settings(run).items()
-        ]
-        for i in range(0, len(parameters), MOST_PARAMETERS):
-            client.log_batch(number, params=parameters[i : i + MOST_PARAMETERS])
-        metrics = [
-            Metric(key, value, now, step)
-            for step, values in scalars(run)
-            for key, value in values.items()
-        ]
+        number = client.create_run(experiments[run.study], run_name=run.name).info.run_id
+        log_parameters(client, number, logged_settings(run))
+        metrics = metrics_of(scalars(run))
         for i in range(0, len(metrics), MOST_METRICS):
             client.log_batch(number, metrics=metrics[i : i + MOST_METRICS])
         for key, _, png in heat_map_images(run):
@@ -63,6 +43,49 @@ def export(runs: Sequence[Run], to: Path) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(png)
         client.set_terminated(number, "FINISHED" if run.state == "done" else "FAILED")
+
+
+def quiet_mlflow() -> Any:
+    """Return the class of MLflow's clients, with telemetry off and only warnings shown."""
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    from mlflow.tracking import MlflowClient
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    return MlflowClient
+
+
+def open_client(folder: Path) -> Any:
+    """Return the client of the database in a folder, which is made if it does not exist.
+
+    folder: its absolute path, without links.
+    """
+    client_class = quiet_mlflow()
+    folder.mkdir(parents=True, exist_ok=True)
+    address = address_of(folder)
+    client = client_class(address)
+    literal = Path(address.removeprefix("sqlite:///")).parent
+    if literal != folder:  # MLflow also makes a folder of the escaped name
+        with suppress(OSError):
+            literal.rmdir()
+    return client
+
+
+def log_parameters(client: Any, number: str, settings: Mapping[str, Any]) -> None:
+    """Write the settings of a run as parameters of MLflow's run with this id."""
+    from mlflow.entities import Param
+
+    parameters = [Param(key, str(value)[:LONGEST_PARAMETER]) for key, value in settings.items()]
+    for i in range(0, len(parameters), MOST_PARAMETERS):
+        client.log_batch(number, params=parameters[i : i + MOST_PARAMETERS])
+
+
+def metrics_of(rows: Iterable[tuple[int, Scalars]]) -> list[Any]:
+    """Return the values of rows (step, values by key) as metrics of MLflow."""
+    from mlflow.entities import Metric
+
+    now = int(time.time() * 1000)
+    return [Metric(key, value, now, step) for step, row in rows for key, value in row.items()]
 
 
 def address_of(folder: Path) -> str:
@@ -76,4 +99,11 @@ def show(folder: Path) -> str:
     return shlex.join(["mlflow", "ui", "--backend-store-uri", address_of(folder)])
 
 
-register_tracker("mlflow", Tracker(export, show))
+def live() -> Any:
+    """Return the observer that logs a run while it trains."""
+    from deepstack.integrations.mlflow.live_log import MlflowLog
+
+    return MlflowLog()
+
+
+register_tracker("mlflow", Tracker(export, show, live))

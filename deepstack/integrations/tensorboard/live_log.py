@@ -3,8 +3,9 @@
 from contextlib import ExitStack
 
 from deepstack.integrations.tensorboard.events import EventLog
-from deepstack.plots import heat_map_images, layer_summaries, logged_settings
+from deepstack.plots import heat_map_images
 from deepstack.records import Run
+from deepstack.runs import layer_summaries, logged_settings
 from deepstack.training import Observer, Row, Started
 
 

@@ -12,7 +12,8 @@ from deepstack.runs import Tracker, register_tracker
 def export(runs: Sequence[Run], to: Path) -> None:
     """Write one event file for each run, in <to>/<study>/<run>."""
     from deepstack.integrations.tensorboard.events import EventLog
-    from deepstack.plots import heat_map_images, logged_settings, scalars
+    from deepstack.plots import heat_map_images
+    from deepstack.runs import logged_settings, scalars
 
     for run in runs:
         log = EventLog(to / run.study / run.name)

@@ -1,9 +1,10 @@
-"""Registers trackio: `deepstack export --logs trackio`."""
+"""Registers trackio: `log.to: [trackio]` and `deepstack export --logs trackio`."""
 
 import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from deepstack.base import ConfigError
 from deepstack.records import Run
@@ -12,13 +13,10 @@ from deepstack.runs import Tracker, register_tracker
 
 def export(runs: Sequence[Run], to: Path) -> None:
     """Write a database of trackio for each study, with the pictures beside it."""
-    os.environ["TRACKIO_DIR"] = str(to.resolve())  # read once, by the import
-    import trackio
+    from deepstack.plots import log_values
+    from deepstack.runs import logged_settings
 
-    from deepstack.plots import log_values, logged_settings
-
-    if Path(trackio.TRACKIO_DIR) != to.resolve():
-        raise ConfigError(f"trackio writes to {trackio.TRACKIO_DIR} until this process ends")
+    trackio = trackio_in(to)
     for run in runs:
         trackio.init(
             project=run.study, name=run.name, config=logged_settings(run),
@@ -28,9 +26,30 @@ def export(runs: Sequence[Run], to: Path) -> None:
         trackio.finish()
 
 
+def trackio_in(folder: str | Path) -> Any:
+    """Return the module of trackio, which writes into this folder until the process ends."""
+    place = Path(folder).resolve()
+    os.environ["TRACKIO_DIR"] = str(place)  # read once, by the import
+    import trackio
+
+    if Path(trackio.TRACKIO_DIR) != place:
+        raise ConfigError(
+            f"trackio writes to {trackio.TRACKIO_DIR} until this process ends; set TRACKIO_DIR "
+            "to one folder for all runs before it begins"
+        )
+    return trackio
+
+
 def show(folder: Path) -> str:
     """Return the command that shows exported runs."""
     return f"TRACKIO_DIR={shlex.quote(str(folder))} trackio show"
 
 
-register_tracker("trackio", Tracker(export, show))
+def live() -> Any:
+    """Return the observer that logs a run while it trains."""
+    from deepstack.integrations.trackio.live_log import TrackioLog
+
+    return TrackioLog()
+
+
+register_tracker("trackio", Tracker(export, show, live))

@@ -1,10 +1,11 @@
-"""Registers W&B: `deepstack export --logs wandb`."""
+"""Registers W&B: `log.to: [wandb]` and `deepstack export --logs wandb`."""
 
 import os
 import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from deepstack.records import Run
 from deepstack.runs import Tracker, register_tracker
@@ -14,15 +15,11 @@ FORBIDDEN = r"[/\\#?%:]"  # in the name of a project
 
 def export(runs: Sequence[Run], to: Path) -> None:
     """Write one offline run of W&B for each run, in <to>/wandb; `wandb sync` sends them."""
-    os.environ["WANDB_ERROR_REPORTING"] = "false"
-    import wandb
+    from deepstack.plots import log_values
+    from deepstack.runs import logged_settings
 
-    from deepstack.plots import log_values, logged_settings
-
+    wandb, quiet = quiet_wandb()
     to.mkdir(parents=True)
-    quiet = wandb.Settings(
-        console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
-    )
     for run in runs:
         log = wandb.init(
             mode="offline", dir=str(to), project=re.sub(FORBIDDEN, "_", run.study),
@@ -33,9 +30,27 @@ def export(runs: Sequence[Run], to: Path) -> None:
     wandb.teardown()  # waits until the process that writes the files has written all
 
 
+def quiet_wandb() -> tuple[Any, Any]:
+    """Return the module of W&B and settings with which it prints and measures nothing else."""
+    os.environ["WANDB_ERROR_REPORTING"] = "false"
+    import wandb
+
+    quiet = wandb.Settings(
+        console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
+    )
+    return wandb, quiet
+
+
 def show(folder: Path) -> str:
     """Return the command that sends exported runs to W&B."""
     return f"wandb sync {shlex.quote(str(folder))}/wandb/offline-run-*"
 
 
-register_tracker("wandb", Tracker(export, show))
+def live() -> Any:
+    """Return the observer that logs a run while it trains."""
+    from deepstack.integrations.wandb.live_log import WandbLog
+
+    return WandbLog()
+
+
+register_tracker("wandb", Tracker(export, show, live))

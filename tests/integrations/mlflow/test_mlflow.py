@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.command_line import succeed
+from helpers.live_runs import STEPS, Steps, assert_every_row_once, killed_and_resumed
 from helpers.sampling import turn
 from helpers.tracked_runs import by_key, pictured
 
@@ -56,3 +57,30 @@ def test_mlflow_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
         assert set(one.data.metrics) == set(written)
         paths = {item.path for item in client.list_artifacts(one.info.run_id, "layers")}
         assert paths == {f"{key}.png" for key in pictured(run)}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of mlflow's own code
+def test_mlflow_follows_a_run_through_a_kill(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    from mlflow.tracking import MlflowClient
+
+    def read(path: Path) -> Steps:
+        if not (path / "mlflow" / "run.json").exists():
+            return {}
+        client = MlflowClient(f"sqlite:///{path}/mlflow/mlflow.db")
+        experiment = client.get_experiment_by_name("s")
+        (one,) = client.search_runs([experiment.experiment_id])  # also after the kill
+        status.append(one.info.status)
+        number = one.info.run_id
+        return {
+            key: sorted(metric.step for metric in client.get_metric_history(number, key))
+            for key in one.data.metrics
+        }
+
+    status: list[str] = []
+    run, before, shown = killed_and_resumed("mlflow", tmp_path, read)
+    assert 0 < len(before["steps/loss"]) < STEPS
+    assert_every_row_once(shown)
+    assert status[0] == "RUNNING" and status[-1] == "FINISHED"
+    assert list((run.path / "mlflow" / "artifacts").rglob("layers/grad_norm.png"))

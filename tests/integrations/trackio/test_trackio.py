@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.live_runs import STEPS, Steps, assert_every_row_once, killed_and_resumed
 from helpers.tracked_runs import assert_logged, pictured
 
 from deepstack.records import Run
@@ -32,3 +33,25 @@ def test_trackio_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
         assert_logged(read, run)
         pictures = {key for key, value in read[max(read)].items() if isinstance(value, dict)}
         assert pictures == pictured(run)
+
+
+@pytest.mark.slow
+def test_trackio_follows_a_run_through_a_kill(tmp_path: Path) -> None:
+    pytest.importorskip("trackio")
+
+    def read(path: Path) -> Steps:
+        if not (file := path / "trackio" / "s.db").exists():
+            return {}
+        with sqlite3.connect(file) as database:
+            rows = database.execute("select run_id, step, metrics from metrics").fetchall()
+        assert len({number for number, _, _ in rows}) <= 1  # one run, also after the kill
+        steps: Steps = {}
+        for _, step, metrics in rows:
+            for key in json.loads(metrics):
+                steps.setdefault(key, []).append(step)
+        return {key: sorted(found) for key, found in steps.items()}
+
+    run, before, shown = killed_and_resumed("trackio", tmp_path, read)
+    assert 0 < len(before["steps/loss"]) < STEPS
+    assert_every_row_once(shown)
+    assert pictured(run) <= set(shown)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.command_line import succeed
+from helpers.live_runs import STEPS, Steps, assert_every_row_once, killed_and_resumed
 from helpers.sampling import turn
 from helpers.tracked_runs import assert_logged, pictured
 
@@ -58,3 +59,28 @@ def test_wandb_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
         for key in pictured(run):
             assert last[f"{key}/_type"] == "image-file" and last[f"{key}/width"] > 300
             assert list((tmp_path / "w").glob(f"wandb/*/files/{last[f'{key}/path']}"))
+
+
+@pytest.mark.slow
+def test_wandb_follows_a_run_through_a_kill(tmp_path: Path) -> None:
+    """Both starts write a file of their own for one run of W&B, and no row twice."""
+    pytest.importorskip("wandb")
+    from wandb.proto import wandb_internal_pb2
+
+    def read(path: Path) -> Steps:
+        steps: Steps = {}
+        for file in sorted(path.glob("wandb/offline-run-*/*.wandb")):
+            for data in wandb_records(file.read_bytes()):
+                record = wandb_internal_pb2.Record.FromString(data)
+                row = {each.key or "/".join(each.nested_key): each for each in record.history.item}
+                for key in row:
+                    steps.setdefault(key, []).append(int(json.loads(row["step"].value_json)))
+        return {key: sorted(found) for key, found in steps.items()}
+
+    run, before, shown = killed_and_resumed("wandb", tmp_path, read)
+    assert 0 < len(before["steps/loss"]) < STEPS
+    assert_every_row_once(shown)
+    number = json.loads((run.path / "wandb" / "run.json").read_text())["id"]
+    files = [path.name for path in run.path.glob("wandb/offline-run-*/*.wandb")]
+    assert files == [f"run-{number}.wandb"] * 2
+    assert {f"{key}/_type" for key in pictured(run)} <= set(shown)

@@ -10,8 +10,8 @@ import pytest
 from helpers.command_line import refusal
 
 from deepstack.base.errors import ConfigError
-from deepstack.plots.tracked import scalars
 from deepstack.records import Run
+from deepstack.runs.tracked import scalars
 from deepstack.runs.trackers import Tracker, known_trackers, register_tracker
 from deepstack.tools.export.logs import export_logs
 
