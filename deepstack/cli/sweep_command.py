@@ -107,7 +107,7 @@ def sweep_command(
         raise ConfigError(
             f"found {' and '.join(f'--{one.name}' for one in tasks)}; allowed one of them"
         )
-    for name, needed in SweepOption.idle(added).items():
+    for name, needed in (SweepOption.idle(added) | LauncherOption.idle(added)).items():
         others = " or ".join(f"--{one}" for one in needed)
         raise ConfigError(f"--{name.replace('_', '-')}: found without {others}, which it needs")
 

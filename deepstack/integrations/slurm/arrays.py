@@ -40,7 +40,6 @@ $directives
 runs=(
 $runs
 )
-run=$${runs[$$SLURM_ARRAY_TASK_ID]}
 here=$folder
 cd -- $cwd || exit 1
 # Each run trains alone, also if a group of ranks submitted this array.
@@ -48,51 +47,71 @@ unset $variables "$${!$prefix@}"
 # Other runs may have the other cores of the node.
 export OMP_NUM_THREADS="$${OMP_NUM_THREADS:-1}"
 
-saved_step() {
-  sed -n 's/^ *"step": *\\([0-9]*\\).*/\\1/p' "$$here/../$$run/status.json" 2>/dev/null | head -n 1
+status() {  # status KEY: this value of the run's status.json
+  sed -n "s/^ *\\"$$1\\": *\\"*\\([0-9a-z_]*\\).*/\\1/p" "$$here/../$$run/status.json" 2>/dev/null |
+    head -n 1
 }
 
-# A run that takes its node along each time, or never gets to save, must not start for ever.
-starts=$$here/$$SLURM_ARRAY_JOB_ID-$$SLURM_ARRAY_TASK_ID.starts
-echo "step $$(saved_step)" >> "$$starts"
-if [ "$$(uniq -c "$$starts" | tail -n 1 | awk '{print $$1}')" -gt $most ]; then
-  echo "$$run: $most starts without a step that was saved; given up" >&2
-  exit 1
-fi
-
-child= asked= woken= code=127
+child= asked= woken=
 # The time is nearly up: save, then come back.
 trap 'asked=yes woken=yes; [ -z "$$child" ] || kill -TERM "$$child"' USR1
 # Preempted or cancelled: Slurm sends SIGTERM to the run as well, which saves. Here it is ignored:
 # bash's wait is at times wrong about a child that ends while a trap runs.
 trap '' TERM
 
-(trap - TERM; exec $command) &
-child=$$!
-[ -z "$$asked" ] || kill -TERM "$$child"
-while :; do
-  woken=
-  wait "$$child"
-  now=$$?
-  [ "$$now" = 127 ] || code=$$now
-  [ -n "$$woken" ] || break
-done
+train() {  # run "$$run" and set its exit code, `code`
+  # A run that takes its node along each time, or never gets to save, must not start for ever.
+  local starts=$$here/$$SLURM_ARRAY_JOB_ID-$$run.starts now
+  echo "step $$(status step)" >> "$$starts"
+  if [ "$$(uniq -c "$$starts" | tail -n 1 | awk '{print $$1}')" -gt $most ]; then
+    echo "$$run: $most starts without a step that was saved; given up" >&2
+    code=1
+    return
+  fi
+  code=127
+  (trap - TERM; exec $command) &
+  child=$$!
+  [ -z "$$asked" ] || kill -TERM "$$child"
+  while :; do
+    woken=
+    wait "$$child"
+    now=$$?
+    [ "$$now" = 127 ] || code=$$now
+    [ -n "$$woken" ] || break
+  done
+  child=
+  [ "$$code" != 0 ] || rm -f -- "$$starts"
+}
 
-if [ -n "$$asked" ] && [ "$$code" = 143 ]; then
-  # Not SLURM_JOB_ID: of one task it is the number of the whole array.
-  scontrol requeue "$${SLURM_ARRAY_JOB_ID}_$$SLURM_ARRAY_TASK_ID"
-fi
-[ "$$code" != 0 ] || rm -f -- "$$starts"
-exit "$$code"
+# The runs of this task, one after the other.
+failed=0
+for run in "$${runs[@]:$$((SLURM_ARRAY_TASK_ID * $together)):$together}"; do
+  case $$(status state) in done|diverged) continue;; esac
+  code=143  # no time for another run
+  [ -n "$$asked" ] || train
+  case $$code in
+    0) ;;
+    143)  # it saved because it was asked to: the others wait for the next start
+      if [ -n "$$asked" ]; then
+        # Not SLURM_JOB_ID: of one task it is the number of the whole array.
+        scontrol requeue "$${SLURM_ARRAY_JOB_ID}_$$SLURM_ARRAY_TASK_ID"
+      fi
+      exit "$$code";;
+    *) failed=$$code;;
+  esac
+done
+exit "$$failed"
 """)
 
 
-def write_arrays(cells: Sequence[Cell], study: str, out: Path, **options: Any) -> list[Path]:
+def write_arrays(
+    cells: Sequence[Cell], study: str, out: Path, *, together: int = 1, **options: Any
+) -> list[Path]:
     """Write as many job arrays as Slurm's MaxArraySize demands; return the paths of the scripts.
 
-    options: see `write_array`.
+    together, options: see `write_array`.
     """
-    size = max_array_size()
+    size, options = max_array_size() * together, options | {"together": together}
     parts = [cells[start : start + size] for start in range(0, len(cells), size)]
     return [write_array(part, study, out, **options) for part in parts]
 
@@ -115,16 +134,19 @@ def write_array(
     study: str,
     out: Path,
     *,
+    together: int = 1,
     workers: int | None = None,
     hours: float | None = None,
     directives: Sequence[str] = (),
 ) -> Path:
     """Write <out>/<study>/slurm/: the cells' configurations and a script, whose path it returns.
 
-    Each run is one task of the array, with the cores, memory and GPU of the largest run; `workers`
-    tasks run at a time.
+    A task of the array has the cores, memory and GPU of the largest run; `workers` tasks run at a
+    time.
 
-    hours: time limit of one start; a run that needs longer saves and is requeued.
+    together: number of runs of a task, one after the other.
+    hours: time limit of one start of a task; a run that needs longer saves, and its task is
+        requeued, which skips the runs that are done.
     directives: more options of sbatch, as '--partition=x'; one that asks for memory or GPUs
         replaces the computed one.
 
@@ -149,7 +171,7 @@ def write_array(
     log = str(folder).replace("%", "%%") + "/%A_%a.log"
     lines = [
         f"--job-name={study}",
-        f"--array=0-{len(cells) - 1}" + (f"%{workers}" if workers else ""),
+        f"--array=0-{math.ceil(len(cells) / together) - 1}" + (f"%{workers}" if workers else ""),
         f'--output="{log}"',
         "--open-mode=append",
         "--requeue",
@@ -167,6 +189,7 @@ def write_array(
         folder=shlex.quote(str(folder)),
         cwd=shlex.quote(os.getcwd()),
         most=STARTS_AT_MOST,
+        together=together,
         variables=" ".join(torchrun.VARIABLES),
         prefix=torchrun.PREFIX,
         command=f'{train} "$here/$run.yaml" {arguments}',

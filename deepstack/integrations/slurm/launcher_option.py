@@ -1,4 +1,4 @@
-"""Adds `deepstack sweep --slurm`, `--submit` and `--sbatch`."""
+"""Adds `deepstack sweep --slurm`, `--submit`, `--runs-per-job` and `--sbatch`."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ class SlurmOption(LauncherOption):
     submit: bool = clusters(
         "As --slurm, but submit it with sbatch; print the job's number.", "--submit", default=False
     )
+    runs_per_job: int = clusters(
+        "Short runs that a job of Slurm runs one after the other.", default=1, min=1, max=10_000
+    )
     sbatch: list[str] = clusters("An option for sbatch: '--partition=x'; repeatable.", default=[])
 
     @property
@@ -37,6 +40,7 @@ class SlurmOption(LauncherOption):
 
     def launcher(self, order: SweepOrder, cells: Sequence[Cell]) -> None:
         limits = {"workers": order.workers, "hours": order.hours, "directives": self.sbatch}
+        limits["together"] = self.runs_per_job
         hand_to_slurm(cells, self.submit, study=order.name, out=order.out, **limits)
 
 

@@ -89,6 +89,19 @@ def test_a_sweep_above_max_array_size_is_submitted_in_parts(
     assert max_array_size() == 1001
 
 
+def test_jobs_of_several_runs_keep_to_max_array_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    program(tmp_path / "scontrol", 'echo "MaxArraySize            = 2"')
+    words = ["sweep", "--depths", "1,2,3,4,5", "--schemes", "post_ln", "--out", str(tmp_path)]
+    shown = typed(*words, "--slurm", "--runs-per-job", "2")
+    arrays = [directives(Path(line))[1] for line in shown.stdout.splitlines()]
+    assert arrays == ["--array=0-1", "--array=0-0"]
+    alone = typed(*words, "--runs-per-job", "2")
+    assert alone.exit_code == 2 and "--runs-per-job: found without --slurm" in alone.stderr
+
+
 def test_a_task_finds_its_folder_and_scripts_are_not_overwritten(
     tmp_path: Path,
 ) -> None:
@@ -120,7 +133,9 @@ def test_the_message_of_sbatch_is_shown(tmp_path: Path, monkeypatch: pytest.Monk
 class Node:
     """Runs a script as Slurm would, with a run that does what `does` says, and a scontrol."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, does: str) -> None:
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, does: str, together: int = 1
+    ) -> None:
         self.out, self.bin = folder / "it's a $HOME folder", folder / "bin"
         self.log = folder / "log"
         self.bin.mkdir()
@@ -128,11 +143,12 @@ class Node:
         program(self.bin / "scontrol", f'echo "$@" >> {self.log}')
         program(self.bin / "python", does)
         monkeypatch.setattr(sys, "executable", str(self.bin / "python"))
-        cells = [cell_of(self.out, "first"), cell_of(self.out, "second one")]
-        self.script = write_array(cells, "s", self.out)
+        names = ["first", "second one", "third", "fourth", "fifth"][: together + 1]
+        cells = [cell_of(self.out, name) for name in names]
+        self.script = write_array(cells, "s", self.out, together=together)
 
-    def start(self) -> subprocess.Popen[str]:
-        environment = dict(os.environ, SLURM_ARRAY_JOB_ID="7", SLURM_ARRAY_TASK_ID="1")
+    def start(self, task: int = 1) -> subprocess.Popen[str]:
+        environment = dict(os.environ, SLURM_ARRAY_JOB_ID="7", SLURM_ARRAY_TASK_ID=str(task))
         environment |= {"SLURM_JOB_ID": "7", "PATH": f"{self.bin}:/usr/bin:/bin"}
         return subprocess.Popen(
             ["bash", str(self.script)], env=environment, text=True, start_new_session=True,
@@ -202,6 +218,35 @@ def test_a_run_that_saved_before_its_time_limit_is_requeued(
     send(process.pid, sent)
     assert process.communicate(timeout=20)[0] == stdout
     assert (process.returncode, node.log.read_text()) == (code, requeued)
+
+
+def test_a_task_of_several_runs_skips_the_finished_and_goes_on_after_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fake run prints its configuration's name, and the second one fails."""
+    does = 'name=$(basename "$4" .yaml); echo "$name"; [ "$name" != "second one" ] || exit 5'
+    node = Node(tmp_path, monkeypatch, does, together=4)
+    assert "--array=0-1" in directives(node.script)
+    RunFolder(node.out / "s" / "first").write_status("done", 9)
+    RunFolder(node.out / "s" / "third").write_status("interrupted", 9)
+    process = node.start(task=0)
+    assert process.communicate(timeout=20)[0].splitlines() == ["second one", "third", "fourth"]
+    assert process.returncode == 5 and node.log.read_text() == ""
+    assert node.start(task=1).communicate(timeout=20)[0] == "fifth\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "requeued"), [(signal.SIGUSR1, "requeue 7_0\n"), (signal.SIGTERM, "")]
+)
+def test_a_task_of_several_runs_starts_none_after_one_that_was_asked_to_save(
+    sent: int, requeued: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, monkeypatch, SAVES.format(ready=tmp_path / "ready"), together=3)
+    process = node.start(task=0)
+    until((tmp_path / "ready").exists, seconds=20)
+    (os.kill if sent == signal.SIGUSR1 else os.killpg)(process.pid, sent)
+    assert process.communicate(timeout=20)[0] == "saved\n"  # once
+    assert (process.returncode, node.log.read_text()) == (143, requeued)
 
 
 def test_a_run_that_never_gets_anywhere_does_not_start_for_ever(

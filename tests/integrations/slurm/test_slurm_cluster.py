@@ -174,3 +174,53 @@ def ended(run: Run) -> str | None:
 def sweep(out: Path) -> list[str]:
     words = [sys.executable, "-m", "deepstack", "sweep", "--out", str(out), "--study", "s"]
     return [*words, *TINY, *SETTINGS]
+
+
+def test_jobs_of_several_runs_end_equal_through_a_requeue(
+    cluster: dict[str, str], tmp_path: Path
+) -> None:
+    """Eight runs in two jobs of four: a job that is asked to save goes on where it was."""
+    slurm, local, out = partial(ask, cluster), tmp_path / "local", tmp_path / "slurm"
+    slurm(*sweep(local), check=True)
+    job = slurm(*sweep(out), "--submit", "--runs-per-job", "4", check=True)
+
+    def second_of_a_job() -> Run | None:
+        """A run that trains after another one of its job."""
+        runs = {run.get("seed"): run for run in runs_of(out) if len(run.steps) >= 20}
+        for seed, run in runs.items():
+            first = runs.get(seed - 1)
+            if seed % 4 and first and ended(first) == "done" and not ended(run):
+                return run
+        return None
+
+    while True:
+        until(second_of_a_job, what="second run of a job")
+        run = second_of_a_job()
+        if run is not None:
+            task = f"{job}_{run.get('seed') // 4}"
+            slurm("scancel", "--signal=USR1", "--batch", task)  # as before the time is up
+            until(partial(ended, run), what="run that ended")
+            if ended(run) == "interrupted":
+                break
+
+    finished = {
+        run.name: (run.path / "status.json").stat().st_mtime_ns
+        for run in runs_of(out)
+        if ended(run) == "done"
+    }
+
+    def over() -> bool:
+        waiting = slurm("squeue", "--noheader", "--format=%i %r").splitlines()
+        for line in waiting:
+            if line.endswith("BeginTime"):
+                slurm("scontrol", "update", f"JobId={line.split()[0]}", "StartTime=now")
+        return not waiting
+
+    until(over, what="end of the jobs")
+    assert results(out, 8) == results(local, 8)
+    runs = {one.name: one for one in find_runs(out)}
+    assert {name for name, one in runs.items() if "resumed" in one.meta} == {run.name}
+    for name, time in finished.items():
+        assert (runs[name].path / "status.json").stat().st_mtime_ns == time
+    assert len(list((out / "s" / "slurm").glob("*.log"))) == 2
+    assert not list((out / "s" / "slurm").glob("*.starts"))
