@@ -111,6 +111,7 @@ from deepstack.runs.tracked import logged_settings as logged_settings
 from deepstack.runs.tracked import scalars as scalars
 from deepstack.runs.trackers import Tracker as Tracker
 from deepstack.runs.trackers import known_trackers as known_trackers
+from deepstack.runs.trackers import live_logs as live_logs
 from deepstack.runs.trackers import register_tracker as register_tracker
 from deepstack.runs.update_growth import growths_of as growths_of
 from deepstack.runs.update_growth import steps_of as steps_of

@@ -72,8 +72,6 @@ class LiveLog(Observer, ABC):
         self.flush()
 
     def stepped(self, step: int, row: Row) -> None:
-        if time.monotonic() >= self._due:  # here all values of the steps before are known
-            self.flush()
         values = {f"steps/{name}": value for name, value in row.items() if name != "step"}
         if "steps/step_ms" in values:
             values["timing/step_ms"] = values.pop("steps/step_ms")
@@ -110,6 +108,8 @@ class LiveLog(Observer, ABC):
 
     def _add(self, step: int, values: Row) -> None:
         known = {key: value for key, value in values.items() if value is not None}
+        if time.monotonic() >= self._due and all(earlier < step for earlier, _ in self._pending):
+            self.flush()  # here all values of the steps before are known
         if step > self._sent and known:
             self._pending.append((step, known))
 

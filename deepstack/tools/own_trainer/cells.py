@@ -102,6 +102,8 @@ class CommandCell(Cell):
             "meta": meta,
             "columns": columns_of(self.label),
             "keep": self.file.resume,
+            "label": self.label,
+            "log_to": list(self.file.trackers),
             "sweep": os.getpid(),
         }
 

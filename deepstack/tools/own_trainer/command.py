@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 RUN = "run"  # {run}: the folder for the files of the command
@@ -87,6 +88,13 @@ def split_command(value: object) -> Command:
     return Command(tuple(words))
 
 
-def names_of(commands: Sequence[Command]) -> list[str]:
+def names_of(commands: Iterable[Command]) -> list[str]:
     """Return the names in the braces of several commands."""
     return list(dict.fromkeys(name for command in commands for name in command.names))
+
+
+def script_of(command: Command) -> str:
+    """Return the name of a command: that of its script, `train` for python train.py."""
+    words = [PurePosixPath(word) for word in command.words if "{" not in word]
+    scripts = [word for word in words if word.suffix in (".py", ".sh")]
+    return (scripts or words)[0].stem

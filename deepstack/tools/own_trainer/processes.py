@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -65,10 +65,10 @@ def signal_all(processes: list[int], number: int) -> None:
             os.kill(process, number)
 
 
-def kill_below(process: int) -> None:
-    """Kill the processes below a process, also those that they start meanwhile."""
+def kill_below(process: int, spared: Collection[int] = ()) -> None:
+    """Kill the processes below a process but for some, also those that they start meanwhile."""
     for _ in range(100):
-        if not (left := below(process)):
+        if not (left := [one for one in below(process) if one not in spared]):
             return
         signal_all(left, signal.SIGKILL)
         with suppress(ChildProcessError):  # those that this process has adopted

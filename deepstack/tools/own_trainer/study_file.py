@@ -28,7 +28,8 @@ from deepstack.config import (
     read_tree,
     to_node,
 )
-from deepstack.tools.own_trainer.command import RUN, Command, names_of, split_command
+from deepstack.tools.own_trainer.command import RUN, Command, names_of, script_of, split_command
+from deepstack.tools.own_trainer.live import parse_trackers
 from deepstack.tools.own_trainer.metric import (
     ENDINGS,
     Metric,
@@ -39,7 +40,7 @@ from deepstack.tools.own_trainer.metric import (
 )
 
 ONE, BASELINE, CANDIDATE = "command", "baseline", "candidate"
-KEYS = (ONE, BASELINE, CANDIDATE, "metric", "loss", "environment", "resume", "name", "sweep")
+KEYS = (ONE, BASELINE, CANDIDATE, *"metric loss environment log resume name sweep".split())
 KNOWN = (SEED, LR, DEPTH, WIDTH, SCHEME, TASK)
 """Settings that tables and charts know; a name of a command means one of them, or itself."""
 WORDS = {**{key.last: key for key in (SEED, LR, DEPTH, WIDTH, SCHEME)}, "task": TASK} | {
@@ -60,6 +61,7 @@ class CommandFile:
     resume: whether {run} keeps its files for the next start of a run that has not ended.
     keys: name in braces -> the setting in config.yaml.
     study: the grid, by settings.
+    trackers: those that get the values while a command runs.
     """
 
     commands: Mapping[str, Command]
@@ -69,6 +71,7 @@ class CommandFile:
     loss: Pattern | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     resume: bool = False
+    trackers: Sequence[str] = ()
 
     @property
     def is_comparison(self) -> bool:
@@ -147,17 +150,21 @@ class _Reader:
         commands = self.commands(section)
         metric, loss = self.metric(section.get("metric")), self.loss(section.get("loss"))
         environment = self.environment(section.get("environment"))
+        trackers = self.trackers(section.get("log"))
         resume = section.get("resume", Node(False, ""))
         if not isinstance(resume.value, bool):
             self.add(resume, "resume", f"found {resume.shown}; allowed true or false")
         raise_problems(self.problems)
-        groups = self.groups(section.get("sweep", Node({}, self.source)), names_of_file(commands))
-        groups = self.with_settings(groups, settings, names_of_file(commands))
+        groups = self.groups(
+            section.get("sweep", Node({}, self.source)), names_of(commands.values())
+        )
+        groups = self.with_settings(groups, settings, names_of(commands.values()))
         keys = self.keys(groups, commands)
         raise_problems(self.problems)
         assert metric is not None
         study = self.study(groups, keys, commands, section.get("name"))
-        return CommandFile(commands, metric, study, keys, loss, environment, resume.value is True)
+        more = (loss, environment, resume.value is True, trackers)
+        return CommandFile(commands, metric, study, keys, *more)
 
     def commands(self, section: Mapping[str, Node]) -> dict[str, Command]:
         """Return the commands by the names of their settings."""
@@ -229,6 +236,14 @@ class _Reader:
             self.add(node, "environment", f"found {node.shown}; allowed {{NAME: VALUE}}")
             return {}
         return {name: "" if v is None else str(v) for name, v in value.items()}
+
+    def trackers(self, node: Node | None) -> tuple[str, ...]:
+        """Return the trackers of log.to."""
+        try:
+            return parse_trackers(node.plain()) if node else ()
+        except ValueError as error:
+            self.add(node or self.tree, "log", str(error))
+        return ()
 
     def groups(self, sweep: Node, names: Sequence[str]) -> list[dict[str, Node]]:
         """Return the factors of the grid: a list a name, or the lists of a zip together."""
@@ -310,7 +325,7 @@ class _Reader:
                         f"{{{name}}} has no list in sweep: {unknown('name', name, idle or lists)}"
                     )
                     self.add(self.nodes[label], label, text)
-        for name in names_of_file(commands):
+        for name in names_of(commands.values()):
             if name == RUN:
                 continue
             try:
@@ -362,18 +377,6 @@ class _Reader:
                 f"{conf.MAX_RUNS:,}: give fewer values"
             )
         return study
-
-
-def names_of_file(commands: Mapping[str, Command]) -> list[str]:
-    """Return the names in the braces of all commands."""
-    return names_of(list(commands.values()))
-
-
-def script_of(command: Command) -> str:
-    """Return the name of a command: that of its script, `train` for python train.py."""
-    words = [PurePosixPath(word) for word in command.words if "{" not in word]
-    scripts = [word for word in words if word.suffix in (".py", ".sh")]
-    return (scripts or words)[0].stem
 
 
 def key_or_none(name: str) -> Key | None:

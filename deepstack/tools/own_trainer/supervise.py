@@ -18,6 +18,7 @@ from typing import Any
 from deepstack.base import SIGNALS, DeepstackError
 from deepstack.records import ENDED, RunFolder
 from deepstack.records import files as on_disk
+from deepstack.tools.own_trainer.live import LiveValues
 from deepstack.tools.own_trainer.processes import (
     adopt_orphans,
     below,
@@ -25,7 +26,7 @@ from deepstack.tools.own_trainer.processes import (
     kill_below,
     signal_all,
 )
-from deepstack.tools.own_trainer.record import OUTPUT, begin, end
+from deepstack.tools.own_trainer.record import FILES, OUTPUT, begin, end
 
 POLL_SECONDS = 0.05
 # From SIGTERM to SIGKILL for the command; a sweep waits 30 seconds for this process.
@@ -56,18 +57,32 @@ class Supervisor:
                 return 128 + self.signal
             order = self.order
             begin(self.folder, order["config"], order["meta"], order["columns"], keep=order["keep"])
-            code = self.execute()
+            live = None
+            if order["log_to"]:
+                places = (self.folder.path / OUTPUT, self.folder.path / FILES)
+                live = LiveValues(self.folder, *places, order["log_to"], order["label"])
+            code = self.execute(live)
             if self.signal is not None:
                 self.folder.write_status("interrupted", 0)
+                why = ""
+            else:
+                why = end(self.folder, code)
+            if live is not None:
+                live.finish()
+            if self.signal is not None:
                 return 128 + self.signal
-            if why := end(self.folder, code):
+            if why:
                 print(f"deepstack: {why}", file=sys.stderr)
                 return 1
             return 0
 
-    def execute(self) -> int:
-        """Run the command and return its exit code, negative for the signal that ended it."""
+    def execute(self, live: LiveValues | None) -> int:
+        """Run the command and return its exit code, negative for the signal that ended it.
+
+        live: passes the values on to trackers while the command runs.
+        """
         this = os.getpid()
+        trackers = below(this)  # their own processes
         try:
             with on_disk.open_log(self.folder.path / OUTPUT) as output:
                 command = subprocess.Popen(
@@ -88,12 +103,14 @@ class Supervisor:
         while (code := command.poll()) is None:
             if self.signal is not None and kill_at is None:
                 kill_at = time.monotonic() + GRACE_SECONDS
-                signal_all(below(this), signal.SIGTERM)
+                signal_all([one for one in below(this) if one not in trackers], signal.SIGTERM)
             if kill_at is not None and time.monotonic() > kill_at:
-                kill_below(this)
+                kill_below(this, trackers)
+            if live is not None:
+                live.read()
             time.sleep(POLL_SECONDS)
         if code or self.signal is not None:  # what a done command leaves behind may go on
-            kill_below(this)
+            kill_below(this, trackers)
         return code
 
 

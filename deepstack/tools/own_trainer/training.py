@@ -22,7 +22,7 @@ from deepstack.cli import (
     of_other_sweeps,
 )
 from deepstack.records import ENDED, Run, followed, make_folder, run_rows, trouble
-from deepstack.runs import Result, Runs, result_table
+from deepstack.runs import Result, Runs, live_logs, result_table
 from deepstack.sweeps import CellProgress, visible_gpus
 from deepstack.tools.own_trainer.cells import (
     CommandCell,
@@ -58,6 +58,7 @@ class CommandTraining(SweepTraining):
         place = followed(order.out / order.name)
         cells = plan_cells(self.file, study, order.out / order.name)
         refuse_missing(cells)
+        live_logs(self.file.trackers)
         if order.dry_run:
             emit(plan_rows(cells), order.json)
             return []
