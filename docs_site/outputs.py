@@ -3,7 +3,9 @@
 python docs_site/outputs.py [PAGE …]
 
 A block ```console has commands after `$ `, each followed by its output.  The commands of a page run
-one after the other in a temporary folder that has the repository's configs and results/published.
+one after the other in a temporary folder that has the repository's configs, examples and
+results/published, and the files that the page and the guides that it links show: blocks such as
+```python title="build.py".
 """
 
 import os
@@ -17,7 +19,17 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs/questions").glob("*.md"))
 BLOCK = re.compile(r"(?<=```console\n).*?(?=```)", re.DOTALL)
+FILE = re.compile(r'```\w+ title="([\w.]+\.(?:py|yaml))"\n(.*?)```', re.DOTALL)
+GUIDE = re.compile(r"\]\(\.\./([\w/]+\.md)")
 COLUMNS = "100"
+
+
+def files_of(page: Path) -> dict[str, str]:
+    """Return the files that a page shows, and those of the guides that it links, by name."""
+    text = page.read_text(encoding="utf-8")
+    guides = [ROOT / "docs" / name for name in GUIDE.findall(text)]
+    texts = [text, *(path.read_text(encoding="utf-8") for path in guides)]
+    return dict(match for each in reversed(texts) for match in reversed(FILE.findall(each)))
 
 
 def outputs_of(page: Path) -> Iterator[tuple[str, str]]:
@@ -25,8 +37,10 @@ def outputs_of(page: Path) -> Iterator[tuple[str, str]]:
     with TemporaryDirectory() as folder:
         place = Path(folder)
         (place / "results").mkdir()
-        for name in ("configs", "results/published"):
+        for name in ("configs", "examples", "results/published"):
             (place / name).symlink_to(ROOT / name)
+        for name, content in files_of(page).items():
+            (place / name).write_text(content, encoding="utf-8")
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         environment = os.environ | {"PATH": path, "COLUMNS": COLUMNS, "OMP_NUM_THREADS": "1"}
         for block in BLOCK.findall(page.read_text(encoding="utf-8")):

@@ -10,7 +10,7 @@ from typing import Any
 
 from deepstack.records import RunFolder
 from deepstack.runs import known_trackers, live_logs
-from deepstack.tools.own_trainer.metric import Pattern, from_json, lines_of, read_metric
+from deepstack.tools.own_trainer.metric import Pattern, Value, from_json, lines_of, read_metric
 
 READ_SECONDS = 2.0
 READ_SHARE = 0.1  # the part of the time in which outputs are read, at most
@@ -45,7 +45,7 @@ class LiveValues:
         began = time.monotonic()
         if began < self.due:
             return
-        new = []
+        new: list[tuple[Value, str]] = []
         if isinstance(self.loss, Pattern):
             new += [(one, "stepped") for one in self.loss.values(lines_of(self.output))]
         with suppress(ValueError):  # no value yet

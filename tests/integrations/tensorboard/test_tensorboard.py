@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.command_line import refusal, succeed
+from helpers.live_runs import STEPS, Steps, assert_every_row_once, killed_and_resumed
 from helpers.sampling import turn
 from helpers.small_runs import interrupted
 from helpers.tracked_runs import by_key, first_pictures, pictured, settings
@@ -78,6 +79,20 @@ def test_tensorboard_follows_a_run_that_is_interrupted(tmp_path: Path) -> None:
     succeed("verify", run.path)
     again = deepstack.train(settings(), study="a", out=tmp_path)
     assert again.path == run.path  # a tracker is not part of the experiment
+
+
+@pytest.mark.slow
+@needs_tensorboard
+def test_tensorboard_follows_a_run_through_a_kill(tmp_path: Path) -> None:
+    def read(path: Path) -> Steps:
+        if not (path / "tensorboard").exists():
+            return {}
+        shown = events(path / "tensorboard")
+        return {key: [one.step for one in shown.Scalars(key)] for key in shown.Tags()["scalars"]}
+
+    _, before, shown = killed_and_resumed("tensorboard", tmp_path, read)
+    assert 0 < len(before["steps/loss"]) < STEPS
+    assert_every_row_once(shown)
 
 
 @pytest.mark.slow
