@@ -208,6 +208,18 @@ ROWS = (
         "::test_a_budget_has_the_loss_of_the_seeds_that_did_not_diverge",
     ),
     (
+        "a_job_starts_another_run_after_it_was_asked_to_save", "integrations/slurm",
+        "    143)  # it saved", "    99)  # it saved",
+        "integrations/slurm/test_slurm.py"
+        "::test_a_task_of_several_runs_starts_none_after_one_that_was_asked_to_save",
+    ),
+    (
+        "rows_of_a_tracker_are_sent_again", "training",
+        "if step > self._sent and known:", "if known:",
+        "tools/own_trainer/test_live_values.py"
+        "::test_values_arrive_before_the_command_ends_and_once_over_restarts",
+    ),
+    (
         "minutes_rounded_down", "integrations/slurm",
         "math.ceil(60 * hours)", "int(60 * hours)",
         "integrations/slurm/test_slurm.py::test_the_array_has_what_its_largest_run_needs",
@@ -244,7 +256,7 @@ ROWS = (
         "training/test_parallel.py::test_the_gpu_of_a_rank_has_its_number_on_this_host",
     ),
     (
-        "summaries_of_the_last_step_again", "plots",
+        "summaries_of_the_last_step_again", "runs",
         "if step > after and len(finite)", "if step >= after and len(finite)",
         "plots/test_tracked.py::test_summaries_are_of_later_steps_and_of_finite_values",
     ),

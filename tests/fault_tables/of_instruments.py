@@ -33,6 +33,12 @@ ROWS = (
         "tools/probe/test_probe_at_spikes.py::test_a_resumed_loop_has_the_same_spike[25]",
     ),
     (
+        "a_study_without_a_value_goes_on", "tools/own_trainer",
+        "return self.has_value or self.without is None", "return True",
+        "tools/own_trainer/test_no_value.py"
+        "::test_a_metric_that_matches_nothing_ends_the_study_after_its_first_run",
+    ),
+    (
         "a_step_made_again_is_kept_twice", "tools/own_trainer",
         "while values and values[-1].step >= step:", "while values and values[-1].step > step:",
         "tools/own_trainer/test_metrics.py"

@@ -55,10 +55,10 @@ class MlflowLog(LiveLog):
 
     def end(self, run: Run, state: str) -> None:
         if state != "interrupted":
-            with TemporaryDirectory() as place:
+            with TemporaryDirectory() as temporary:
                 for key, _, png in heat_map_images(run):
                     folder, _, name = key.rpartition("/")
-                    file = Path(place) / f"{name}.png"
+                    file = Path(temporary) / f"{name}.png"
                     file.write_bytes(png)
                     self._client.log_artifact(self._id, str(file), folder)
         self._client.set_tag(self._id, "state", state)

@@ -21,8 +21,7 @@ class TrackioLog(LiveLog):
     name = "trackio"
 
     def open(self, run: Run, known: str | None) -> str:
-        own = run.path / self.name
-        self._trackio = trackio_in(os.environ.get("TRACKIO_DIR", own))
+        self._trackio = trackio_in(os.environ.get("TRACKIO_DIR", run.path / self.name))
         settings = {key: value for key, value in logged_settings(run).items() if key != "state"}
         with redirect_stdout(sys.stderr):
             self._log = self._trackio.init(

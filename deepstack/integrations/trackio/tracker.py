@@ -28,11 +28,11 @@ def export(runs: Sequence[Run], to: Path) -> None:
 
 def trackio_in(folder: str | Path) -> Any:
     """Return the module of trackio, which writes into this folder until the process ends."""
-    place = Path(folder).resolve()
-    os.environ["TRACKIO_DIR"] = str(place)  # read once, by the import
+    absolute = Path(folder).resolve()
+    os.environ["TRACKIO_DIR"] = str(absolute)  # read once, by the import
     import trackio
 
-    if Path(trackio.TRACKIO_DIR) != place:
+    if Path(trackio.TRACKIO_DIR) != absolute:
         raise ConfigError(
             f"trackio writes to {trackio.TRACKIO_DIR} until this process ends; set TRACKIO_DIR "
             "to one folder for all runs before it begins"

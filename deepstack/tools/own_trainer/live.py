@@ -70,7 +70,7 @@ class LiveValues:
 
 
 def parse_trackers(value: object) -> tuple[str, ...]:
-    """Return the trackers in {to: [NAME]}.  Raises ValueError with what is allowed."""
+    """Return the trackers in {to: [NAME]}.  Raises ValueError with the allowed names."""
     names = value.get("to") if isinstance(value, dict) and list(value) == ["to"] else None
     names = [names] if isinstance(names, str) else names
     live = [name for name, tracker in known_trackers().items() if tracker.live is not None]

@@ -87,16 +87,16 @@ class MetricWatch:
 
 
 def advice(metric: Metric, run: RunFolder) -> str:
-    """Return what a run has in place of the metric, and the metric to write instead."""
-    again = "then repeat the command, which reads this output again"
+    """Return the end of the output of a run without a value, and the metric to write instead."""
+    then = "then repeat the command, which reads this output again"
     if not isinstance(metric, Pattern):
         files = run.path / FILES
-        written = [path for path in sorted(files.rglob("*")) if path.suffix in ENDINGS]
-        names = ", ".join(quote(path.relative_to(files).as_posix()) for path in written[:5])
+        candidates = [path for path in sorted(files.rglob("*")) if path.suffix in ENDINGS]
+        names = ", ".join(quote(path.relative_to(files).as_posix()) for path in candidates[:5])
         return (
             f"the command ended with exit code 0 and {files}/{metric.name} has no value "
             f"{metric.key!r}; found {names or 'no such file'} there; allowed {{file: NAME, key: "
-            f"NAME}} of a file that the command writes into {{run}}; {again}"
+            f"NAME}} of a file that the command writes into {{run}}; {then}"
         )
     output = run.path / OUTPUT
     last = list(deque((line for line in map(str.strip, lines_of(output)) if line), LINES_READ))
@@ -104,7 +104,7 @@ def advice(metric: Metric, run: RunFolder) -> str:
     shown = f", which ends with{lines}\n" if lines else ", which is empty; "
     return (
         f"the command ended with exit code 0 and no line matches {metric.text!r} in {output}{shown}"
-        f"allowed a pattern of a line with the value, such as '{pattern_for(last)}'; {again}"
+        f"allowed a pattern of a line with the value, such as '{pattern_for(last)}'; {then}"
     )
 
 

@@ -28,7 +28,7 @@ METRICS = {
 
 
 class Lines(LiveLog):
-    """Keeps what a tracker would get."""
+    """Keeps the rows of a tracker."""
 
     name = "lines"
     opened: list[str | None] = []  # noqa: RUF012
@@ -54,8 +54,8 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> type[Lines]:
     monkeypatch.setattr("deepstack.runs.trackers.find_spec", lambda name: True)
     if "lines" not in known_trackers():
         register_tracker("lines", Tracker(lambda runs, to: None, str, Lines))
-    for kept in (Lines.opened, Lines.rows, Lines.states):
-        kept.clear()
+    for values in (Lines.opened, Lines.rows, Lines.states):
+        values.clear()
     return Lines
 
 
