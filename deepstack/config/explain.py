@@ -175,7 +175,8 @@ def _meant_value(path: KeyPath, node: Node, schema: Schema) -> str:
         return f"[{value}]"
     if not isinstance(value, str):
         return ""
-    if is_typed(node) and "," in value and "array" in kinds:
+    items = [choice for option in options for choice in literals(option.get("items", {}))]
+    if is_typed(node) and (value in items or ("," in value and "array" in kinds)):
         return f"{key}=[{value}]"
     if "boolean" in kinds and value in _TRUTH:
         return _TRUTH[value]

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from deepstack.integrations.mlflow.tracker import (
+from deepstack.integrations.mlflow.client import (
     MOST_METRICS,
     log_parameters,
     metrics_of,
@@ -12,7 +12,7 @@ from deepstack.integrations.mlflow.tracker import (
     quiet_mlflow,
 )
 from deepstack.plots import heat_map_images
-from deepstack.records import Run
+from deepstack.records import Run, replace
 from deepstack.runs import logged_settings
 from deepstack.training import LiveLog, Rows
 
@@ -59,7 +59,7 @@ class MlflowLog(LiveLog):
                 for key, _, png in heat_map_images(run):
                     folder, _, name = key.rpartition("/")
                     file = Path(temporary) / f"{name}.png"
-                    file.write_bytes(png)
+                    replace(file, png)
                     self._client.log_artifact(self._id, str(file), folder)
         self._client.set_tag(self._id, "state", state)
         self._client.set_terminated(self._id, STATUS.get(state, "FAILED"))

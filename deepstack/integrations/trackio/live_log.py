@@ -5,7 +5,7 @@ import os
 import sys
 from contextlib import redirect_stdout
 
-from deepstack.integrations.trackio.tracker import trackio_in
+from deepstack.integrations.trackio.client import trackio_in
 from deepstack.plots import heat_map_images
 from deepstack.records import Run
 from deepstack.runs import logged_settings

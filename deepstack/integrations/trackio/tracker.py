@@ -1,12 +1,11 @@
 """Registers trackio: `log.to: [trackio]` and `deepstack export --logs trackio`."""
 
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deepstack.base import ConfigError
+from deepstack.integrations.trackio.client import trackio_in
 from deepstack.records import Run
 from deepstack.runs import Tracker, register_tracker
 
@@ -24,20 +23,6 @@ def export(runs: Sequence[Run], to: Path) -> None:
         )  # fmt: skip
         log_values(run, trackio.log, trackio.Image)
         trackio.finish()
-
-
-def trackio_in(folder: str | Path) -> Any:
-    """Return the module of trackio, which writes into this folder until the process ends."""
-    absolute = Path(folder).resolve()
-    os.environ["TRACKIO_DIR"] = str(absolute)  # read once, by the import
-    import trackio
-
-    if Path(trackio.TRACKIO_DIR) != absolute:
-        raise ConfigError(
-            f"trackio writes to {trackio.TRACKIO_DIR} until this process ends; set TRACKIO_DIR "
-            "to one folder for all runs before it begins"
-        )
-    return trackio
 
 
 def show(folder: Path) -> str:

@@ -6,7 +6,7 @@ import re
 import secrets
 from typing import Any
 
-from deepstack.integrations.wandb.tracker import FORBIDDEN, quiet_wandb
+from deepstack.integrations.wandb.client import FORBIDDEN, quiet_wandb
 from deepstack.plots import heat_map_images
 from deepstack.records import Run
 from deepstack.runs import logged_settings

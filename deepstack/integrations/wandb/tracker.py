@@ -1,16 +1,14 @@
 """Registers W&B: `log.to: [wandb]` and `deepstack export --logs wandb`."""
 
-import os
 import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from deepstack.integrations.wandb.client import FORBIDDEN, quiet_wandb
 from deepstack.records import Run
 from deepstack.runs import Tracker, register_tracker
-
-FORBIDDEN = r"[/\\#?%:]"  # in the name of a project
 
 
 def export(runs: Sequence[Run], to: Path) -> None:
@@ -28,17 +26,6 @@ def export(runs: Sequence[Run], to: Path) -> None:
         log_values(run, log.log, wandb.Image)
         log.finish()
     wandb.teardown()  # waits until the process that writes the files has written all
-
-
-def quiet_wandb() -> tuple[Any, Any]:
-    """Return the module of W&B and settings with which it prints and measures nothing else."""
-    os.environ["WANDB_ERROR_REPORTING"] = "false"
-    import wandb
-
-    quiet = wandb.Settings(
-        console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
-    )
-    return wandb, quiet
 
 
 def show(folder: Path) -> str:

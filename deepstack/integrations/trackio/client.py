@@ -1,0 +1,21 @@
+"""The package of trackio, which has one folder for each process."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from deepstack.base import ConfigError
+
+
+def trackio_in(folder: str | Path) -> Any:
+    """Return the module of trackio, which writes into this folder until the process ends."""
+    absolute = Path(folder).resolve()
+    os.environ["TRACKIO_DIR"] = str(absolute)  # read once, by the import
+    import trackio
+
+    if Path(trackio.TRACKIO_DIR) != absolute:
+        raise ConfigError(
+            f"trackio writes to {trackio.TRACKIO_DIR} until this process ends; set TRACKIO_DIR "
+            "to one folder for all runs before it begins"
+        )
+    return trackio
