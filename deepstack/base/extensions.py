@@ -5,7 +5,6 @@ in measure.py, a launcher of runs in launcher.py, and so on.  The core imports t
 when it needs them.  A folder that is deleted is not missed, nor is a home.
 """
 
-import ast
 from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
@@ -44,18 +43,11 @@ def import_extensions(kind: str) -> list[ModuleType]:
 def public_names() -> dict[str, tuple[str, str]]:
     """Return the names that additions give to `import deepstack`: name -> (module, attribute).
 
-    Each stands in the dict PUBLIC of the folder's `__init__.py`, which is read, not imported.
+    Each stands in the dict PUBLIC of the folder's `__init__.py`, which imports nothing.
     """
+    packages = import_files(path.parent for path in extension_files("__init__"))
     return {
-        name: (f"{module_name(path.parent)}.{module}", attribute)
-        for path in extension_files("__init__")
-        for name, (module, attribute) in _constant(path, "PUBLIC").items()
+        name: (f"{package.__name__}.{module}", attribute)
+        for package in packages
+        for name, (module, attribute) in vars(package).get("PUBLIC", {}).items()
     }
-
-
-def _constant(path: Path, name: str) -> dict[str, tuple[str, str]]:
-    """Return the dict that a file assigns to a name, or an empty one."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name:
-            return dict(ast.literal_eval(node.value))
-    return {}

@@ -227,7 +227,9 @@ def test_benchmarks_import_existing_names() -> None:
 
 def test_analysis_and_plots_import_neither_torch_nor_a_display() -> None:
     code = (
-        "import sys, pkgutil, importlib, deepstack.runs as a\n"
+        "import sys, pkgutil, importlib, deepstack\n"
+        "dir(deepstack)  # imports the folders of additions\n"
+        "import deepstack.runs as a\n"
         "for m in pkgutil.iter_modules(a.__path__, 'deepstack.runs.'):\n"
         "    importlib.import_module(m.name)\n"
         "print({'torch', 'matplotlib'} & set(sys.modules))\n"
