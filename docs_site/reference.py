@@ -41,7 +41,7 @@ def schemes() -> str:
         "# Schemes",
         HEAD + f"{len(SCHEMES)} schemes. N is the depth, G a sublayer, x the stream.",
     ]
-    for row in listings()["schemes"].table(complete=True):
+    for row in listings()["schemes"].table(100):
         scheme = SCHEMES[row["name"]]
         facts = [("`model.scheme`", code(row["name"])), ("families", ", ".join(row["families"]))]
         facts += [("paper", link_paper(row["paper"]))]
@@ -73,7 +73,7 @@ def diagnostics() -> str:
 
     rows = [
         (code(row["name"]), row["symbol"], row["description"])
-        for row in listings()["diagnostics"].table(complete=True)
+        for row in listings()["diagnostics"].table(100)
         if row["interval"] == "every step"
     ]
     parts = [
@@ -92,7 +92,7 @@ def diagnostics() -> str:
 def settings() -> str:
     """Return every setting by section, with default, allowed values and meaning."""
     sections: dict[str, list[Sequence[Any]]] = {}
-    for row in listings()["settings"].table(complete=True):
+    for row in listings()["settings"].table(100):
         section, _, name = row["name"].rpartition(".")
         cells = (code(name), shown(row["default"]), row["allowed"], row["description"])
         sections.setdefault(section or "top level", []).append(cells)
@@ -111,7 +111,7 @@ def tasks() -> str:
         "# Tasks",
         HEAD + "Choose one with `task.name`. The others are keys of the section `task`.",
     ]
-    for row in listings()["tasks"].table(complete=True):
+    for row in listings()["tasks"].table(100):
         options = [
             (code(o["name"]), shown(o["default"]), o["type"], o["description"])
             for o in row["options"]
@@ -146,11 +146,11 @@ def commands() -> str:
     from typer.main import get_command
 
     from deepstack.cli import app
-    from deepstack.cli.app import COMMANDS
+    from deepstack.cli.commands import find_commands
 
     parts = ["# Commands", HEAD + "`deepstack COMMAND --help` prints the same on a terminal."]
     group: Any = get_command(app)
-    for name in COMMANDS:
+    for name in find_commands():
         command = group.commands[name]
         context = command.make_context(name, [], resilient_parsing=True)
         usage = " ".join(command.collect_usage_pieces(context))

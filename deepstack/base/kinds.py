@@ -27,7 +27,10 @@ class Kind(Registry[type[D]]):
     """The definitions of one kind by name.
 
     key: the setting that names one; its options are in the section `options_key`.
+    base: the class below which all definitions of the kind stand.
     """
+
+    base: type[D]
 
     def __init__(self, kind: str, key: str) -> None:
         super().__init__(kind)
@@ -81,7 +84,7 @@ class Definition:
 
     def __init_subclass__(cls, *, kind: Kind[Any] | None = None, name: str = "") -> None:
         if kind is not None:
-            cls._kind, cls._base = kind, cls
+            cls._kind, cls._base, kind.base = kind, cls, cls
             return
         owner = f"the {cls._kind.kind} {name or cls.__name__}"
         if name and not (cls.__doc__ or "").strip():

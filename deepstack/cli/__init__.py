@@ -24,13 +24,10 @@ if TYPE_CHECKING:
     from deepstack.cli.added_options import Training as Training
     from deepstack.cli.commands import command as command
     from deepstack.cli.completion import complete_names as complete_names
-    from deepstack.cli.declarations import Declaration as Declaration
     from deepstack.cli.listing import Entries as Entries
     from deepstack.cli.listing import Listing as Listing
     from deepstack.cli.listing import Rows as Rows
     from deepstack.cli.listing import described as described
-    from deepstack.cli.listing import document as document
-    from deepstack.cli.listing import registered as registered
     from deepstack.cli.options import Folders as Folders
     from deepstack.cli.options import Json as Json
     from deepstack.cli.options import Last as Last
@@ -76,14 +73,11 @@ _NAMES = {  # module -> names; a test compares them with the block above
     ),
     "commands": ("command",),
     "completion": ("complete_names",),
-    "declarations": ("Declaration",),
     "listing": (
         "Entries",
         "Listing",
         "Rows",
         "described",
-        "document",
-        "registered",
     ),
     "options": (
         "Folders",

@@ -27,8 +27,6 @@ from deepstack.cli.commands import HEADINGS, Described, find_commands
 from deepstack.cli.cursor import cut_word_at_equals
 from deepstack.cli.streams import log, printable_streams
 
-COMMANDS = find_commands()
-"""The commands by name, in the order of the help."""
 _CONTINUE = "an interrupted run continues when its train or sweep command is repeated"
 _STEPS = "training is measured in steps: train.steps=VALUE"
 COMMANDS_ELSEWHERE = {
@@ -90,11 +88,11 @@ class Commands(dict[str, Any]):
     """The commands of typer by name; the first use of one imports its module."""
 
     def __init__(self) -> None:
-        super().__init__(dict.fromkeys(COMMANDS))
+        super().__init__(dict.fromkeys(find_commands()))
 
     def __getitem__(self, name: str) -> Any:
         if super().__getitem__(name) is None:
-            self[name] = command_of(name, COMMANDS[name])
+            self[name] = command_of(name, find_commands()[name])
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -114,14 +112,15 @@ class CommandGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         word = args[0].lower()
-        if word not in COMMANDS and not ctx.resilient_parsing:  # set by a completion
+        if word not in find_commands() and not ctx.resilient_parsing:  # set by a completion
             if hint := COMMANDS_ELSEWHERE.get(word) or hint_for_no_command(args):
                 ctx.fail(f"No such command {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
+        described = find_commands().items()
         for heading in HEADINGS:
-            commands = [(name, one) for name, one in COMMANDS.items() if one.heading == heading]
+            commands = [(name, one) for name, one in described if one.heading == heading]
             rows = [(name, one.summary) for name, one in commands]
             if rows:  # no instrument may be left
                 with formatter.section(heading):

@@ -1,18 +1,18 @@
 """The commands: each module describes its own with `@command`, and the application finds it.
 
-The descriptions are read from the source: `deepstack --help` imports no command, and any other call
-imports one.
+The descriptions stand in the index: `deepstack --help` imports no command, and any other call
+imports one.  A file that the index does not know as it is is imported.
 """
 
-import ast
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from deepstack.base.extensions import PACKAGE, extension_files, module_name
-from deepstack.cli.declarations import parsed, registrations, value_of
+from deepstack.base.extensions import PACKAGE, ROOT, extension_files, module_name
+from deepstack.cli import index
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -47,40 +47,45 @@ class Described:
         return function
 
 
+_DESCRIBED: dict[tuple[str, str], Described] = {}  # of imported modules, by module and function
+
+
 def command(heading: str, example: str, place: int = LAST) -> Callable[[F], F]:
-    """Decorate the function NAME_command: `deepstack NAME` calls it.
-
-    The arguments are read from the source, so they must be constants.
-    """
+    """Decorate the function NAME_command: `deepstack NAME` calls it."""
     assert heading in HEADINGS, heading
-    return lambda function: function
+
+    def describe(function: F) -> F:
+        paragraph = (inspect.getdoc(function) or "").split("\n\n")[0]
+        summary = " ".join(paragraph.split())
+        module, name = function.__module__, function.__name__
+        _DESCRIBED[module, name] = Described(module, name, summary, heading, example, place)
+        return function
+
+    return describe
 
 
+@cache
 def find_commands() -> dict[str, Described]:
-    """Return every command by its name, in the order of the help.
-
-    A command is the file NAME_command.py of this package or of an addition.
-    """
-    files = [*sorted((PACKAGE / "cli").glob("*_command.py")), *extension_files("*_command")]
-    found = [one for path in files for one in described_in(module_name(path))]
+    """Return every command by its name, in the order of the help."""
+    known: dict[str, list[Described]] = {}
+    for entry in index.stored().entries:
+        if entry.kind == index.COMMANDS:
+            known.setdefault(entry.file, []).append(Described(**entry.row))
+    found: list[Described] = []
+    for file in command_files():
+        found += known.get(file, []) if index.is_unchanged(file) else described_in(file)
     found.sort(key=lambda one: (HEADINGS.index(one.heading), one.place, one.name))
     return {one.name.removesuffix("_command"): one for one in found}
 
 
-def described_in(module: str) -> list[Described]:
-    """Return the commands that a module describes."""
-    tree = parsed(module)
-    return [
-        described(module, node, call)
-        for node in (tree.body if tree else [])
-        for call in registrations(node, "command")
-    ]
+def command_files() -> list[str]:
+    """Return the files NAME_command.py of this package and of the additions, below ROOT."""
+    files = [*sorted((PACKAGE / "cli").glob("*_command.py")), *extension_files("*_command")]
+    return [path.relative_to(ROOT).as_posix() for path in files]
 
 
-def described(module: str, function: Any, call: Any) -> Described:
-    """Return the description of a function with the decorator `call`."""
-    text = inspect.cleandoc(ast.get_docstring(function, clean=False) or "")
-    summary = " ".join(text.split("\n\n")[0].split())
-    arguments = [value_of(one, {}) for one in call.args]
-    keywords = {str(one.arg): value_of(one.value, {}) for one in call.keywords}
-    return Described(module, function.name, summary, *arguments, **keywords)
+def described_in(file: str) -> list[Described]:
+    """Import the module in a file, and return the commands that it describes."""
+    module = module_name(ROOT / file)
+    import_module(module)
+    return [one for one in _DESCRIBED.values() if one.module == module]

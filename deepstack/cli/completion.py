@@ -8,8 +8,7 @@ from typing import Any
 
 from deepstack.base.allowed import alternatives, literals
 from deepstack.base.errors import ConfigError
-from deepstack.cli import cursor
-from deepstack.cli.declarations import DEFINITIONS, declarations, declared_names
+from deepstack.cli import cursor, index
 from deepstack.config.keys import schema_at, setting_keys
 from deepstack.config.load import example_paths
 
@@ -92,25 +91,29 @@ def complete_key(incomplete: str) -> list[str]:
     return starting(setting_keys(), incomplete)
 
 
-def complete_names(package: str, kind: str) -> Complete:
-    """Return a completion of a comma-separated list of names that a package registers."""
-    return lambda incomplete: complete_value(incomplete, declarations(package, kind))
+def complete_names(kind: str, **cells: str) -> Complete:
+    """Return a completion of a comma-separated list of names of a kind of `deepstack list`.
+
+    cells: values of columns of the rows that count.
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        rows = [row for row in index.rows(kind) if cells.items() <= row.items()]
+        return complete_value(incomplete, dict.fromkeys(row["name"] for row in rows))
+
+    return complete
 
 
 def complete_chart_or_folder(incomplete: str) -> list[str]:
     """Return the charts and folders that start like the word."""
     folders = [path for path in complete_config(incomplete) if path.endswith("/")]
-    return starting(declarations("plots", "chart"), incomplete) + folders
+    return starting(index.names("charts"), incomplete) + folders
 
 
 def values_of(key: str) -> list[str]:
     """Return the values of a setting that are a finite list, else its default."""
-    if key in DEFINITIONS:
-        return declared_names(key)
-    if key == "model.scheme":
-        return list(declarations("schemes", ""))
-    if key == "task.name":
-        return list(declarations("tasks", "task"))
+    if names := index.names_of_setting(key):
+        return names
     schema = schema_at(tuple(key.split(".")))
     values: list[Any] = []
     for option in alternatives(schema):

@@ -4,6 +4,7 @@ import typer
 
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import unknown
+from deepstack.cli import index
 from deepstack.cli.commands import command
 from deepstack.cli.completion import starting
 from deepstack.cli.listing import Rows, listings
@@ -39,8 +40,10 @@ def list_command(
         raise ConfigError(unknown("kind", kind, listings(), most=len(listings())))
     load_plugins(plugin)
     listing = listings()[kind]
-    complete = bool(plugin or json or markdown or depth)
-    rows = listing.table(complete=complete, depth=depth or DEPTH)
+    if plugin or json or markdown or depth or not listing.in_index:
+        rows = listing.table(depth or DEPTH)
+    else:
+        rows = index.rows(kind)
     if section is not None:
         rows = of_section(rows, kind, section)
     emit(rows if json else [listing.as_cells(row) for row in rows], json, markdown=markdown)

@@ -1,22 +1,19 @@
 """The kinds of `deepstack list` in the core: configs, settings, schemes, tasks, …"""
 
-from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from deepstack.base.allowed import describe
-from deepstack.base.kinds import KINDS
-from deepstack.base.options import Option
-from deepstack.cli.declarations import (
-    DEFINITIONS,
-    Declaration,
-    attributes,
-    constants,
-    declarations,
-    declared_names,
-    declared_options,
+from deepstack.cli import index
+from deepstack.cli.listing import (
+    Entries,
+    Listing,
+    Rows,
+    described,
+    first_line,
+    option_row,
+    words_of_options,
 )
-from deepstack.cli.listing import Entries, Listing, Rows, described, first_line, registered
 from deepstack.config import Config, Family, load_config, values, with_overrides
 from deepstack.config.instruments import SNAPSHOTS, specs
 from deepstack.config.keys import schema_at, setting_keys
@@ -26,33 +23,33 @@ from deepstack.config.load import (
     facts_of_recipe,
     recipe_paths,
 )
-from deepstack.records import MODEL_UPDATE_COLUMNS
-from deepstack.runs.spikes import SPIKES_COLUMNS
+from deepstack.records import folder
+from deepstack.runs import spikes
 
 
-def config_rows(name: str, path: Path, depth: int) -> Rows:
+def config_rows(name: str, path: Path, depth: int | None) -> Rows:
     """Return name, command and description of an example configuration."""
     is_sweep = "\nsweep:" in path.read_text(encoding="utf-8")
     command = "sweep" if is_sweep else "train"
     return [{"name": name, "command": command, "description": description(path)}]
 
 
-def configs(complete: bool) -> Entries:
+def configs() -> Entries:
     """Return the path of every example configuration that is not a recipe."""
     recipes = recipe_paths()
     return {name: path for name, path in example_paths().items() if name not in recipes}
 
 
-def recipe_rows(name: str, path: Path, depth: int) -> Rows:
+def recipe_rows(name: str, path: Path, depth: int | None) -> Rows:
     """Return the norm, its place, positions and rate of a recipe, its source, and what it lacks."""
     config, facts = load_config(path), facts_of_recipe(path)
     model = config.model
     norm = {"layer": "LayerNorm", "rms": "RMSNorm"}.get(model.norm.kind, model.norm.kind)
-    scheme = first_line(declarations("schemes", "")[model.scheme]).split(".  ")[0].rstrip(".")
+    schemes = {row["name"]: row["equation"] for row in index.rows("schemes")}
     row = {
         "name": name,
         "norm": norm + (", also of q and k" if model.qk_norm else ""),
-        "where": scheme,
+        "where": schemes[model.scheme],
         "positions": model.positions,
         "lr": config.train.lr,
     }
@@ -60,16 +57,16 @@ def recipe_rows(name: str, path: Path, depth: int) -> Rows:
     return [row | words | {"description": description(path)}]
 
 
-def setting_rows(key: str, default: Any, depth: int) -> Rows:
+def setting_rows(key: str, default: Any, depth: int | None) -> Rows:
     """Return dotted key, default, allowed values and description of a setting."""
     schema = schema_at(tuple(key.split(".")))
     sentence = " ".join(schema.get("description", "").split())
-    names = declared_names(key) if key in DEFINITIONS else []
+    names = index.names_of_setting(key) if key in index.definition_kinds() else []
     row = {"name": key, "default": default, "allowed": ", ".join(names) or describe(schema)}
     return [row | {"description": sentence}]
 
 
-def settings(complete: bool) -> Entries:
+def settings() -> Entries:
     """Return the default of every setting by its dotted key."""
     usual = values(Config())
     return {key: usual.get(key) for key in setting_keys()}
@@ -82,16 +79,15 @@ def schemes() -> Entries:
     return SCHEMES
 
 
-def scheme_rows(name: str, scheme: Any, depth: int) -> Rows:
-    """Return name, equation, families, coefficients and gains of a scheme at a depth.
+def scheme_rows(name: str, scheme: Any, depth: int | None) -> Rows:
+    """Return name, equation, families and paper of a scheme; in the full table coefficients too.
 
     alpha, beta and the gains of the first and last layer are an encoder's. `coefficients` has the
     values of every family and side; an encoder-decoder has as many layers on both sides.
     """
     row: dict[str, Any] = {"name": name, "equation": first_line(scheme).split(".  ")[0].rstrip(".")}
-    if isinstance(scheme, Declaration):
-        families = list(attributes("schemes", scheme.class_name)["families"])
-        return [row | {"families": families, "paper": scheme.keywords["paper"]}]
+    if depth is None:
+        return [row | {"families": list(scheme.families), "paper": scheme.paper}]
     coefficients = {family: coefficients_by_side(name, family, depth) for family in scheme.families}
     row |= next(iter(coefficients[scheme.families[0]].values())) | {"depth": depth}
     row |= {"label": scheme.label, "final_norm": scheme.final_norm}
@@ -118,14 +114,14 @@ def coefficients_by_side(name: str, family: str, depth: int) -> dict[str, dict[s
     return sides
 
 
-def tasks(complete: bool) -> Entries:
-    """Return the registry of tasks; the types of their options need torch in any case."""
+def tasks() -> Entries:
+    """Return the registry of tasks."""
     from deepstack.tasks import TASKS
 
     return TASKS
 
 
-def task_rows(name: str, task: Any, depth: int) -> Rows:
+def task_rows(name: str, task: Any, depth: int | None) -> Rows:
     """Return name, description, families and options of a task."""
     from deepstack.tasks import task_families, task_options
 
@@ -134,46 +130,46 @@ def task_rows(name: str, task: Any, depth: int) -> Rows:
     return [row | {"families": list(task_families(name)), "options": options}]
 
 
-def diagnostics(complete: bool) -> Entries:
-    """Return every logged column, as (symbol, interval, description), and every diagnostic."""
+class Column(NamedTuple):
+    """A column of a log: its symbol, interval and description, and the module that declares it."""
+
+    symbol: str
+    interval: str
+    sentence: str
+    module: str
+
+
+def diagnostics() -> Entries:
+    """Return every logged column, and every diagnostic."""
+    from deepstack.diagnostics import DIAGNOSTICS  # declares the instruments
+
     columns = {
-        name: (symbol, interval, sentence)
-        for interval, table in logged_columns()
+        name: Column(symbol, interval, sentence, module)
+        for interval, module, table in logged_columns()
         for name, (symbol, _, sentence) in table.items()
     }
-    return {**columns, **registered("diagnostics", "diagnostic", registry)(complete)}
+    return {**columns, **DIAGNOSTICS}
 
 
-def registry() -> Entries:
-    """Return the diagnostics by name."""
-    from deepstack.diagnostics import DIAGNOSTICS
-
-    return DIAGNOSTICS
-
-
-def logged_columns() -> list[tuple[str, dict[str, tuple[str, str, str]]]]:
-    """Return interval and columns of each log that an instrument writes."""
-    tables = [("every step", MODEL_UPDATE_COLUMNS)]
+def logged_columns() -> list[tuple[str, str, dict[str, tuple[str, str, str]]]]:
+    """Return interval, module and columns of each log that an instrument writes."""
+    tables = [("every step", folder.__name__, folder.MODEL_UPDATE_COLUMNS)]
     for spec in specs().values():
         interval = "every layer" if spec.every == SNAPSHOTS else spec.key.removeprefix("log.")
-        tables.append((interval, dict(spec.columns or {})))
-    of_spikes = {name: row for name, row in SPIKES_COLUMNS.items() if name != "step"}
-    return [*tables, ("layers_on", of_spikes)]
+        tables.append((interval, spec.module, dict(spec.columns or {})))
+    of_spikes = {name: row for name, row in spikes.SPIKES_COLUMNS.items() if name != "step"}
+    return [*tables, ("layers_on", spikes.__name__, of_spikes)]
 
 
-def diagnostic_rows(name: str, one: Any, depth: int) -> Rows:
+def diagnostic_rows(name: str, one: Any, depth: int | None) -> Rows:
     """Return name, symbol, interval and description of a column, or of a diagnostic's files.
 
     The names are file names, as `plot --diagnostic` accepts them.  JSON repeats `interval` as
     `beat`, its former name, for one version.
     """
     names, interval = [name], "every layer"
-    if isinstance(one, Declaration):
-        usual = constants("deepstack.diagnostics.layers")["SUBLAYERS"]
-        symbol, sentence = one.arguments[0], first_line(one)
-        names = [f"{name}_{part}" for part in one.keywords.get("parts", usual)] or names
-    elif isinstance(one, tuple):
-        symbol, interval, sentence = one
+    if isinstance(one, Column):
+        symbol, interval, sentence, _ = one
     else:
         names, symbol, sentence = one.files, one.symbol, first_line(one)
     row = {"symbol": symbol, "interval": interval, "description": sentence, "beat": interval}
@@ -187,60 +183,28 @@ def charts() -> Entries:
     return CHARTS
 
 
-def definitions(key: str) -> Listing:
-    """Return the listing of the definitions that a setting names: schedules, optimizers, …"""
-    package, base = DEFINITIONS[key]
-
-    def registry() -> Entries:
-        import_module("deepstack.training")  # registers all kinds
-        return KINDS[key]
-
-    def rows(name: str, one: Any, depth: int) -> Rows:
-        if isinstance(one, Declaration):
-            declared = declared_options(package, one.class_name)
-            options = [{"name": key, "default": value} for key, value in declared.items()]
-        else:
-            options = [option_row(key, option) for key, option in one.options.items()]
-        sentence = first_line(one).split(".  ")[0].rstrip(".")
-        return [{"name": name, "description": sentence, "options": options}]
-
-    return Listing(registered(package, base, registry), rows, cells={"options": words_of_options})
-
-
-def option_row(name: str, option: Option) -> dict[str, Any]:
-    """Return name, type, default and description of an option."""
-    row = {"name": name, "type": option.type, "default": option.default}
-    return row | {"description": option.description}
-
-
 def words_of_families(families: list[str]) -> str:
     """Return the families of models as a cell."""
     return "all" if set(families) == set(get_args(Family)) else ", ".join(families)
 
 
-def words_of_options(options: Rows) -> str:
-    """Return the options of a task as a cell."""
-    return ", ".join(f"{option['name']}={option['default']}" for option in options)
-
-
 LISTED = {
-    "configs": Listing(configs, config_rows),
-    "settings": Listing(settings, setting_rows),
+    "configs": Listing(configs, config_rows, in_index=False),
+    "settings": Listing(settings, setting_rows, in_index=False),
     "schemes": Listing(
-        registered("schemes", "", schemes),
+        schemes,
         scheme_rows,
-        frozenset({"label", "depth", "gains", "gains_last", "final_norm", "coefficients"}),
-        {"families": words_of_families},
+        json_only=frozenset(
+            {"label", "depth", "gains", "gains_last", "final_norm", "coefficients"}
+        ),
+        cells={"families": words_of_families},
     ),
     "tasks": Listing(
         tasks, task_rows, cells={"families": words_of_families, "options": words_of_options}
     ),
-    "attentions": definitions("model.attention"),
-    "feed_forwards": definitions("model.feed_forward"),
-    "activations": definitions("model.activation"),
-    "optimizers": definitions("train.optimizer"),
-    "schedules": definitions("train.schedule"),
-    "diagnostics": Listing(diagnostics, diagnostic_rows, frozenset({"beat"})),
-    "charts": Listing(registered("plots", "chart", charts), described),
-    "recipes": Listing(lambda complete: recipe_paths(), recipe_rows, frozenset({"description"})),
+    "diagnostics": Listing(diagnostics, diagnostic_rows, json_only=frozenset({"beat"})),
+    "charts": Listing(charts, described),
+    "recipes": Listing(
+        recipe_paths, recipe_rows, in_index=False, json_only=frozenset({"description"})
+    ),
 }

@@ -1,18 +1,23 @@
 """Describes the kinds of `deepstack list`: each is a Listing in a file listed.py.
 
 The file stands in this package, an instrument or an integration, and is imported by the command.
+A kind of definitions (`deepstack.base.kinds`) needs none.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
 from deepstack.base.extensions import PACKAGE, extension_files, import_files
-from deepstack.cli.declarations import Declaration, declarations
+from deepstack.base.kinds import KINDS
+from deepstack.base.options import Option
+from deepstack.cli import index
 
-Rows = list[dict[str, Any]]
+Row = dict[str, Any]
+Rows = list[Row]
 Entries = Mapping[str, Any]
 
 
@@ -20,61 +25,81 @@ Entries = Mapping[str, Any]
 class Listing:
     """A kind of entries that `deepstack list` prints.
 
-    entries: a function that returns the entries by name.  Its argument tells whether torch may be
-        imported; without torch an entry is the `Declaration` in the source.
-    rows: a function (name, entry, depth) that returns the rows of an entry.
+    entries: a function that returns the entries by name; it may import torch.
+    rows: a function (name, entry, depth) that returns the rows of an entry.  depth: that of
+        coefficients of schemes; None: the rows of the short table.
+    in_index: whether the short table stands in the index.
     json_only: the columns that only --json prints.
     cells: column -> the function that turns its nested values into a cell of a table.
     """
 
-    entries: Callable[[bool], Entries]
-    rows: Callable[[str, Any, int], Rows]
+    entries: Callable[[], Entries]
+    rows: Callable[[str, Any, int | None], Rows]
+    in_index: bool = True
     json_only: frozenset[str] = frozenset()
     cells: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
 
-    def table(self, *, complete: bool, depth: int = 100) -> Rows:
-        """Return all rows.
+    def table(self, depth: int | None = None) -> Rows:
+        """Return all rows of the imported entries; without a depth, the short table."""
+        entries = self.entries().items()
+        return [row for name, one in entries for row in self.rows(name, one, depth)]
 
-        complete: also values that need torch.
-        depth: the depth of coefficients of schemes.
-        """
-        entries = self.entries(complete)
-        return [row for name, one in entries.items() for row in self.rows(name, one, depth)]
-
-    def as_cells(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def as_cells(self, row: Mapping[str, Any]) -> Row:
         """Return a row of a table, without the columns for --json."""
         kept = {name: value for name, value in row.items() if name not in self.json_only}
         return {k: self.cells[k](v) if k in self.cells else v for k, v in kept.items()}
 
 
-def registered(
-    package: str, decorator: str, registry: Callable[[], Entries]
-) -> Callable[[bool], Entries]:
-    """Return `entries` of a Listing for definitions that register themselves.
-
-    package, decorator: the place in the source and the kind, as in `declarations`.
-    registry: a function that imports the registry.
-    """
-    return lambda complete: registry() if complete else declarations(package, decorator)
-
-
 @cache
 def listings() -> dict[str, Listing]:
-    """Return every kind by name, first the kinds of the core."""
+    """Return every kind by name: those of the core, of definitions, and of additions."""
     modules = import_files([PACKAGE / "cli" / "listed.py", *extension_files("listed")])
-    return {kind: one for module in modules for kind, one in module.LISTED.items()}
+    core, *added = [module.LISTED for module in modules]
+    kinds = {kind: definitions(key) for key, kind in index.definition_kinds().items()}
+    return {**core, **kinds, **{kind: one for each in added for kind, one in each.items()}}
 
 
-def document(one: Any) -> str:
-    """Return the docstring of a registered object or a declaration."""
-    return one.document if isinstance(one, Declaration) else inspect.getdoc(one) or ""
+def definitions(key: str) -> Listing:
+    """Return the listing of the definitions that a setting names: schedules, optimizers, …"""
+    entries = partial(imported_kind, key)
+    return Listing(entries, definition_rows, cells={"options": words_of_options})
+
+
+def imported_kind(key: str) -> Entries:
+    """Return the registry of the definitions that a setting names."""
+    import_kinds()
+    return KINDS[key]
+
+
+def import_kinds() -> None:
+    """Import the modules that register kinds of definitions; this imports torch."""
+    import_module("deepstack.training")
+
+
+def definition_rows(name: str, one: Any, depth: int | None) -> Rows:
+    """Return name, first sentence and options of a definition."""
+    options = [option_row(key, option) for key, option in one.options.items()]
+    return [{"name": name, "description": one.equation(), "options": options}]
+
+
+def option_row(name: str, option: Option) -> Row:
+    """Return name, type, default and description of an option."""
+    usual = option.default
+    default = list(usual) if isinstance(usual, tuple) else usual
+    row = {"name": name, "type": option.type, "default": default}
+    return row | {"description": option.description}
+
+
+def words_of_options(options: Rows) -> str:
+    """Return options as a cell."""
+    return ", ".join(f"{option['name']}={option['default']}" for option in options)
 
 
 def first_line(one: Any) -> str:
-    """Return the first line of the docstring of a registered object or a declaration."""
-    return document(one).split("\n")[0]
+    """Return the first line of the docstring of a registered object."""
+    return (inspect.getdoc(one) or "").split("\n")[0]
 
 
-def described(name: str, one: Any, depth: int) -> Rows:
+def described(name: str, one: Any, depth: int | None) -> Rows:
     """Return name and description of an entry, as its one row."""
     return [{"name": name, "description": first_line(one)}]

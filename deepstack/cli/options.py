@@ -127,7 +127,7 @@ Diagnostic = Annotated[
     str | None,
     typer.Option(
         help="Diagnostic for layer_step_heat_map and last_layer_vs_step.",
-        autocompletion=complete_names("diagnostics", "diagnostic"),
+        autocompletion=complete_names("diagnostics", interval="every layer"),
     ),
 ]
 

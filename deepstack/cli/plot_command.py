@@ -67,7 +67,7 @@ def plot_command(
     schemes: str | None = look(
         "Only these schemes, in this order.",
         metavar="A,B",
-        autocompletion=complete_names("schemes", ""),
+        autocompletion=complete_names("schemes"),
     ),
     panels: str | None = look("The setting that makes the panels.", metavar="KEY"),
     smooth: int = look("Average curves against the step over so many rows.", default=1, min=1),

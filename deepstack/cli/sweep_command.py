@@ -36,7 +36,7 @@ def sweep_command(
     depths: str | None = grid("Values of model.depth, as in 6,48,200,1000."),
     schemes: str | None = grid(
         "Values of model.scheme, as in post_ln,deepnorm.",
-        autocompletion=complete_names("schemes", ""),
+        autocompletion=complete_names("schemes"),
     ),
     seeds: str | None = grid("Values of seed, as in 0,1,2."),
     widths: str | None = grid("Values of model.d_model, as in 32,64."),

@@ -54,6 +54,7 @@ class InstrumentSpec:
     needs_initial: whether it reads the initial values of all parameters.
     needs_whole_matrices: whether it excludes runtime.parallel=fully_sharded.
     memory: function that returns the bytes at the peak of a measurement.
+    module: name of the module that states these facts.
     """
 
     name: str
@@ -65,6 +66,7 @@ class InstrumentSpec:
     needs_initial: bool = False
     needs_whole_matrices: bool = False
     memory: Callable[[MeasurementSizes], int] = one_gradient
+    module: str = ""
 
     @property
     def key(self) -> str:

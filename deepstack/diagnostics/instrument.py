@@ -96,7 +96,8 @@ class Instrument:
         if cls.__module__.startswith("deepstack.") and name in specs():
             cls.spec = specs()[name]
         else:
-            cls.spec = InstrumentSpec(name, **{fact: getattr(cls, fact) for fact in FACTS})
+            facts = {fact: getattr(cls, fact) for fact in FACTS}
+            cls.spec = InstrumentSpec(name, **facts, module=cls.__module__)
             if cls.has_log():
                 refuse_taken_names(cls)
                 declare(cls.spec)

@@ -2,31 +2,20 @@
 
 from typing import Any
 
-from deepstack.cli import Declaration, Entries, Listing, Rows, document, registered
+from deepstack.cli import Entries, Listing, Rows
 from deepstack_lab.ledger.order import order
 
 
 def claims() -> Entries:
-    """Return the registry of claims."""
+    """Return the entries of the ledger in their order."""
     from deepstack_lab.ledger.claims import CLAIMS
 
-    return CLAIMS
+    return {name: CLAIMS[name] for name in sorted(CLAIMS, key=order)}
 
 
-def in_order(complete: bool) -> Entries:
-    """Return the entries in their order."""
-    entries = registered("deepstack_lab/ledger/claims", "claim", claims)(complete)
-    return {name: entries[name] for name in sorted(entries, key=order)}
-
-
-def rows(name: str, one: Any, depth: int) -> Rows:
+def rows(name: str, one: Any, depth: int | None) -> Rows:
     """Return id, formula and source of an entry that `deepstack reproduce` measures."""
-    if isinstance(one, Declaration):
-        formula = document(one).split("\n\n")[0].replace("\n", " ").rstrip(".")
-        source = {"title": one.arguments[0][0]}  # a paper's address is made of its number
-    else:
-        formula, source = one.formula, one.source._asdict()
-    return [{"name": name, "formula": formula, "source": source}]
+    return [{"name": name, "formula": one.formula, "source": one.source._asdict()}]
 
 
-LISTED = {"claims": Listing(in_order, rows, cells={"source": lambda source: str(source["title"])})}
+LISTED = {"claims": Listing(claims, rows, cells={"source": lambda source: str(source["title"])})}

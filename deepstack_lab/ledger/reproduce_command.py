@@ -16,7 +16,7 @@ def reproduce_command(
         [],
         metavar="ID",
         help="Entries to measure, as in C9 or DN-5 (default: all).",
-        autocompletion=complete_names("deepstack_lab/ledger/claims", "claim"),
+        autocompletion=complete_names("claims"),
     ),
     tier: Literal["seconds", "cpu", "gpu"] = opt.option(
         "Highest cost: seconds of one thread, minutes of a CPU, or a GPU. Entries above it are "

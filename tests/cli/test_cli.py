@@ -21,9 +21,8 @@ from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from deepstack.cli import app
-from deepstack.cli.app import COMMANDS
-from deepstack.cli.declarations import DEFINITIONS, declarations, declared_names
+from deepstack.cli import app, index
+from deepstack.cli.commands import find_commands
 from deepstack.cli.finding import next_command, run_finding, sweep_finding
 from deepstack.cli.listing import listings
 from deepstack.cli.output import emit_json
@@ -33,7 +32,6 @@ from deepstack.config.load import example_paths, recipe_paths
 from deepstack.config.model_schema import NORM_KINDS
 from deepstack.plots import CHARTS
 from deepstack.records import Run, RunFolder, find_runs
-from deepstack.tasks import TASKS
 from deepstack.training import PlainLines, Started
 
 
@@ -42,7 +40,7 @@ def test_init_writes_every_default_and_a_schema(tmp_path: Path) -> None:
     assert typed("init", file).stdout.strip() == str(file)
     assert typed("init", file).exit_code == 2
     schema = json.loads((tmp_path / "deepstack.schema.json").read_text())
-    names = {key: declared_names(key) for key in DEFINITIONS}
+    names = {key: index.names(kind) for key, kind in index.definition_kinds().items()}
     assert json.loads(typed("init", "--schema").stdout) == schema == json_schema(names)
     proposed = schema["$defs"]["Train"]["properties"]["optimizer"]["examples"]
     assert proposed == ["adam", "adamw", "muon", "sgd"]
@@ -238,7 +236,7 @@ def test_diverged_and_damaged_runs_do_not_stop_a_command(tmp_path: Path) -> None
 # --- help texts are whole and show an example; the shell completes words --------------------------
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", find_commands())
 def test_the_help_of_every_command_is_whole_and_shows_an_example(command: str) -> None:
     summaries = typed("--help").stdout
     assert command in summaries and "..." not in summaries.replace("[ARGS]...", "")
@@ -276,7 +274,7 @@ def test_options_stand_below_the_heading_of_their_group(command: str, headings: 
 @pytest.mark.parametrize(
     ("line", "some"),
     [
-        ("deepstack ", set(COMMANDS)),
+        ("deepstack ", set(find_commands())),
         ("deepstack train --fail", {"--fail-on-divergence"}),
         ("deepstack train qu", {"quick"}),
         ("deepstack train quick model.d", {"model.depth=", "model.d_model="}),
@@ -285,7 +283,7 @@ def test_options_stand_below_the_heading_of_their_group(command: str, headings: 
         ("deepstack sweep quick runtime.fused=true,f", {"true,false"}),
         ("deepstack plot loss_vs_", {"loss_vs_step", "loss_vs_lr"}),
         ("deepstack list sch", {"schemes"}),
-        ("deepstack run ", set(COMMANDS)),
+        ("deepstack run ", set(find_commands())),
         ("deepstack ls --where dept", {"depth="}),
         ("deepstack plot --where outcome=", {"trained", "learnt", "damaged"}),
         pytest.param(
@@ -326,12 +324,12 @@ def test_examples_are_used_by_name(here: Path) -> None:
     assert (here / "quick.yaml").read_text().endswith(example_paths()["quick"].read_text())
 
 
-# --- `deepstack list` reads declarations from the source ------------------------------------------
+# --- `deepstack list` reads the index -------------------------------------------------------------
 
 
 PROGRAM = """
 import sys
-from deepstack.cli import app
+from deepstack.cli import app, index
 
 def run(words, heavy):
     try:
@@ -359,14 +357,10 @@ def test_help_errors_and_lists_import_no_torch() -> None:
 
 
 def test_the_tests_know_the_addition_of_each_command() -> None:
-    homes = {name: one.module.split(".")[-2] for name, one in COMMANDS.items()}
+    homes = {name: one.module.split(".")[-2] for name, one in find_commands().items()}
     assert {name: home for name, home in homes.items() if home != "cli"} == {
         name: home for name, home in extensions.COMMANDS.items() if has(home)
     }
-
-
-def test_every_task_is_declared_for_completion() -> None:
-    assert list(declarations("tasks", "task")) == TASKS.names()
 
 
 @pytest.mark.parametrize(
@@ -377,14 +371,10 @@ def test_every_task_is_declared_for_completion() -> None:
         pytest.param("claims", marks=needs("ledger")),
     ],
 )
-def test_the_tables_have_the_values_of_the_registries(kind: str) -> None:
-    short, rows = (listings()[kind].table(complete=complete) for complete in (False, True))
+def test_the_short_tables_have_the_values_of_the_full_ones(kind: str) -> None:
+    short, rows = listings()[kind].table(), listings()[kind].table(100)
     assert len(short) > 5 and len(short) == len(rows)
     full = {row["name"]: row for row in rows}
     for row in short:
-        if "source" in row:
-            full[row["name"]]["source"] = {
-                key: full[row["name"]]["source"][key] for key in row["source"]
-            }
         assert row == {key: full[row["name"]][key] for key in row}
         assert row.get("description") or row.get("equation") or row.get("source"), row

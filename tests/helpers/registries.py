@@ -20,7 +20,7 @@ def all_registries() -> list[Registry[Any]]:
     assert peers and observer  # imported: each holds a registry
     known_trackers()  # imports the trackers of integrations
     for listing in listings().values():
-        listing.entries(True)  # imports the registry
+        listing.entries()  # imports the registry
     modules = [module for name, module in sys.modules.items() if name.startswith("deepstack")]
     found = [one for module in (*modules, peers) for one in vars(module).values()]
     return list({id(one): one for one in found if isinstance(one, Registry)}.values())

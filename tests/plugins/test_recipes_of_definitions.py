@@ -14,12 +14,7 @@ from helpers.small_runs import data_of, interrupted, small, weights_of
 import deepstack
 from deepstack.base.errors import ConfigError
 from deepstack.base.kinds import KINDS, Kind
-from deepstack.cli.declarations import (
-    DEFINITIONS,
-    declarations,
-    declared_names,
-    declared_options,
-)
+from deepstack.cli import index
 from deepstack.config import Config, with_overrides
 from deepstack.model import build_model, flops_of
 from deepstack.records import Run
@@ -52,13 +47,10 @@ def train_recipe(setting: str, folder: Path, **more: Any) -> tuple[Config, Run]:
 
 
 def test_every_kind_has_a_recipe_and_is_listed_without_torch() -> None:
-    assert set(KINDS) == set(RECIPES) == set(DEFINITIONS)
+    assert set(KINDS) == set(RECIPES) == set(index.definition_kinds())
     for setting, kind in KINDS.items():
-        assert isinstance(kind, Kind) and declared_names(setting) == kind.names()
+        assert isinstance(kind, Kind) and index.names_of_setting(setting) == kind.names()
         assert all(definition.equation() for definition in kind.values())
-        package, base = DEFINITIONS[setting]
-        for name, found in declarations(package, base).items():
-            assert list(declared_options(package, found.class_name)) == list(kind[name].options)
 
 
 def test_the_schedule_of_the_recipe_is_the_rate_of_every_step(tmp_path: Path) -> None:

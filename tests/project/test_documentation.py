@@ -18,7 +18,7 @@ from helpers import ROOT
 from helpers.command_line import TINY, succeed, typed
 
 import deepstack
-from deepstack.cli.app import COMMANDS
+from deepstack.cli.commands import find_commands
 from deepstack.records import Run, find_runs
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -81,7 +81,7 @@ def test_the_readme_lists_commands_below_the_headings_of_the_help() -> None:
             listed[list(listed)[-1]].append(line.split()[1])
     assert list(listed) == ["Runs", "Results", "Tools"]
     for heading, commands in listed.items():
-        assert {COMMANDS[command].heading for command in commands} == {heading}
+        assert {find_commands()[command].heading for command in commands} == {heading}
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout")
@@ -104,7 +104,7 @@ def test_a_user_gets_no_package_of_another_project() -> None:
 @pytest.mark.parametrize("line", USED)
 def test_every_command_shown_is_one_that_is_understood(line: str) -> None:
     command, *words = shlex.split(line)[1:]
-    assert command in COMMANDS
+    assert command in find_commands()
     shown = typed(command, "--help").stdout
     assert all(word in shown for word in words if word.startswith("--"))
     configs = [ROOT / word for word in words if word.startswith("configs/")]

@@ -22,7 +22,7 @@ from helpers.record_runs import make_run
 from helpers.small_runs import interrupted, small
 
 from deepstack.base.errors import ResourceError
-from deepstack.cli.app import COMMANDS as KNOWN
+from deepstack.cli.commands import find_commands
 from deepstack.plots import CHARTS
 from deepstack.records.files import replace
 from deepstack.records.opened import Draft, followed, open_folder
@@ -49,7 +49,7 @@ COMMANDS = {
     "rerun": "rerun results/study/run -q",
     "verify": "verify results",
 }
-COMMANDS = {name: line for name, line in COMMANDS.items() if line.split()[0] in KNOWN}
+COMMANDS = {name: line for name, line in COMMANDS.items() if line.split()[0] in find_commands()}
 KINDS = ("link", "dangling link", "link to a folder", "pipe", "hard link")
 # Folders that the command line names: the user may name a link.
 NAMED = ("there", "exported", "results/new", "results/longer")
@@ -117,7 +117,7 @@ def run(command: str, folder: Path) -> Any:
     try:
         one_chart = {"loss_vs_step": CHARTS["loss_vs_step"]}
         with inside(folder), without_layout(), ExitStack() as stack:
-            if "report" in KNOWN:
+            if "report" in find_commands():
                 page = "deepstack.tools.report.page"
                 stack.enter_context(patch.multiple(page, CHARTS=one_chart, FIRST=()))
             done = typed(*COMMANDS[command].split())
@@ -223,7 +223,7 @@ def test_a_pipe_among_drafts_blocks_no_command(place: Path, tmp_path: Path) -> N
         folder.mkdir(exist_ok=True)
         os.mkfifo(folder / ".draft")
     assert run("resume", copy).exit_code == 0
-    if "analyze" in KNOWN:
+    if "analyze" in find_commands():
         assert run("analyze", copy).exit_code in (0, 5)
 
 

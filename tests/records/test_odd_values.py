@@ -13,7 +13,7 @@ import pytest
 from helpers.command_line import typed
 from helpers.plot_runs import make_run, without_layout
 
-from deepstack.cli.app import COMMANDS as KNOWN
+from deepstack.cli.commands import find_commands
 from deepstack.cli.run_watcher import RunWatcher
 from deepstack.records import RunFolder
 from deepstack.runs import Runs
@@ -107,7 +107,7 @@ COMMANDS = {
                  "TO", "--format", "csv"),
     "export": ("export", "STUDY", "--logs", "tensorboard", "--to", "TO"),
 }  # fmt: skip
-COMMANDS = {name: words for name, words in COMMANDS.items() if words[0] in KNOWN}
+COMMANDS = {name: words for name, words in COMMANDS.items() if words[0] in find_commands()}
 
 
 FEW = pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])

@@ -47,6 +47,7 @@ ATTRIBUTION = declare(
         first_step=1,  # at step 0 nothing has moved yet
         needs_initial=True,
         memory=memory,
+        module=__name__,
     )
 )
 FIRST_ORDER = declare(
@@ -58,5 +59,6 @@ FIRST_ORDER = declare(
         first_step=1,
         needs_initial=True,
         memory=memory_first_order,
+        module=__name__,
     )
 )

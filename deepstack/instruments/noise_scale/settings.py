@@ -60,6 +60,11 @@ def memory(sizes: MeasurementSizes) -> int:
 
 SPEC = declare(
     InstrumentSpec(
-        "noise_scale", every=SNAPSHOTS, switch="noise_scale", columns=COLUMNS, memory=memory
+        "noise_scale",
+        every=SNAPSHOTS,
+        switch="noise_scale",
+        columns=COLUMNS,
+        memory=memory,
+        module=__name__,
     )
 )

@@ -46,5 +46,6 @@ SPEC = declare(
         columns=COLUMNS,
         needs_whole_matrices=True,
         memory=memory,
+        module=__name__,
     )
 )

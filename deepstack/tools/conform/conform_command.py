@@ -22,7 +22,7 @@ def conform_command(
     ),
     scheme: str | None = opt.option(
         "The scheme to compare with: deepstack list schemes.",
-        autocompletion=complete_names("schemes", ""),
+        autocompletion=complete_names("schemes"),
     ),
     checks: str = opt.option("The comparisons to make.", default="forward,gradients,start,update"),
     tolerance: float = opt.option(

@@ -30,7 +30,7 @@ def analyze_command(
     what: str = option(
         "Analyses, as in lens,effects: deepstack list analyses.",
         default="lens",
-        autocompletion=complete_names("tools/depth_use/analyses", "measure"),
+        autocompletion=complete_names("analyses"),
     ),
     batches: int = option("Held-out batches of train.batch_size sequences.", default=4, min=1),
     training_batches: int = option(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from deepstack.cli import Declaration, Entries, Listing, Rows, described, registered
+from deepstack.cli import Entries, Listing, Rows, described
 
 
 def analyses() -> Entries:
@@ -12,20 +12,12 @@ def analyses() -> Entries:
     return MEASURES
 
 
-def rows(name: str, one: Any, depth: int) -> Rows:
-    """Return name, description and, with torch, the columns of an analysis."""
+def rows(name: str, one: Any, depth: int | None) -> Rows:
+    """Return name, description and, in the full table, the columns of an analysis."""
+    from deepstack.tools.depth_use.analyses import COLUMNS
+
     row = described(name, one, depth)[0]
-    if not isinstance(one, Declaration):
-        from deepstack.tools.depth_use.analyses import COLUMNS
-
-        row["columns"] = list(COLUMNS[name])
-    return [row]
+    return [row if depth is None else row | {"columns": list(COLUMNS[name])}]
 
 
-LISTED = {
-    "analyses": Listing(
-        registered("tools/depth_use/analyses", "measure", analyses),
-        rows,
-        cells={"columns": ", ".join},
-    )
-}
+LISTED = {"analyses": Listing(analyses, rows, cells={"columns": ", ".join})}
