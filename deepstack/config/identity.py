@@ -17,14 +17,12 @@ from deepstack.config.section import LONGEST_NAME
 NOT_THE_EXPERIMENT = ("name", "runtime", "log.to")
 # Settings with the numbers of another one, which alone the hash counts.
 ALIASES = {"train.micro_batches": "train.shards"}
-# Options of definitions, tasks and roles, of which any may be swept: a missing key has its own
-# default, so missing and present are different values. Elsewhere a missing key belongs to the
-# config of an older version.
-OPEN_SECTIONS = (
-    "model.scheme_options.", "task.", "model.attention_options.", "model.feed_forward_options.",
-    "model.activation_options.", "train.optimizer_options.", "train.schedule_options.",
-    "train.lr_factors.", "train.lr_exponents.",
-)  # fmt: skip
+# Options of definitions, of tasks and of roles may all be swept: a missing key has its own default,
+# so missing and present are different values. Elsewhere a missing key belongs to the config of an
+# older version.
+OPEN_SECTIONS = ("task.", "train.lr_factors.", "train.lr_exponents.")
+OPTIONS = "_options"
+"""The end of the keys whose sections hold the options of a definition: model.scheme_options."""
 
 
 def same_experiment(a: Config, b: Config) -> bool:
@@ -106,7 +104,7 @@ def is_of_experiment(key: str) -> bool:
 def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the dotted keys on which configs differ, in their order, without `name` and `runtime`.
 
-    A key that an older config lacks counts as equal, except in OPEN_SECTIONS.
+    A key that an older config lacks counts as equal, except options and those in OPEN_SECTIONS.
     """
     seen: dict[str, list[Any]] = {}
     for config in configs:
@@ -114,7 +112,8 @@ def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
             seen.setdefault(key, []).append(value)
     differing = []
     for key, values in seen.items():
-        is_absent = len(values) < len(configs) and key.startswith(OPEN_SECTIONS)
+        is_open = f"{OPTIONS}." in key or key.startswith(OPEN_SECTIONS)
+        is_absent = len(values) < len(configs) and is_open
         if is_of_experiment(key) and (is_absent or any(value != values[0] for value in values)):
             differing.append(key)
     return differing

@@ -20,7 +20,7 @@ def json_schema(names: Mapping[str, Sequence[str]] | None = None) -> dict[str, A
     """
     schema = StudyFile.model_json_schema()
     for key, examples in (names or {}).items():
-        section, name = key.split(".")
+        *_, section, name = key.split(".")
         schema["$defs"][section.capitalize()]["properties"][name]["examples"] = list(examples)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 

@@ -16,7 +16,7 @@ from deepstack.base.registry import unknown
 from deepstack.base.text import quote, quote_key
 from deepstack.base.yaml_reader import MAX_DEPTH, Node, Problem, read
 from deepstack.config.explain import hint_for, raise_problems, suggest_key, validate
-from deepstack.config.identity import OPEN_SECTIONS
+from deepstack.config.identity import OPEN_SECTIONS, OPTIONS
 from deepstack.config.keys import sections, setting_keys
 from deepstack.config.load import (
     merge_problems,
@@ -235,9 +235,9 @@ def wrong_key(key: str, runtime: bool = False) -> str:
     path = tuple(key.split("."))
     if path[0] == "name" or (path[0] == "runtime" and not runtime):
         return f"found {quote(key)}, in which no two runs may differ"
-    if key in setting_keys() or (
-        key.startswith(OPEN_SECTIONS) and all(path) and len(path) <= MAX_DEPTH
-    ):
+    section = key.partition(f"{OPTIONS}.")[0] + OPTIONS
+    is_open = section in setting_keys() or key.startswith(OPEN_SECTIONS)
+    if key in setting_keys() or (is_open and all(path) and len(path) <= MAX_DEPTH):
         return ""
     if inner := sections().get(key):
         return f"found the section {quote(key)}; allowed a key in it: {', '.join(inner)}"

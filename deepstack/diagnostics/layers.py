@@ -23,7 +23,7 @@ Values = Tensor | Mapping[str, Tensor]
 Function = TypeVar("Function", bound="Callable[[Snapshot], Values]")
 
 ATTENTIONS = ("attention", "cross_attention")
-SUBLAYERS = ("attention", "cross_attention", "feed_forward")  # `deepstack list` reads it
+SUBLAYERS = ("attention", "cross_attention", "feed_forward")
 
 
 def covers_all(model: conf.Model) -> bool:

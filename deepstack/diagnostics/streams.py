@@ -16,7 +16,7 @@ from deepstack.diagnostics.stream import in_chunks
 from deepstack.diagnostics.update import measuring
 from deepstack.model import Transformer
 
-DIRECTIONS = ("forward", "backward")  # `deepstack list` reads it
+DIRECTIONS = ("forward", "backward")
 FORWARD, BACKWARD = DIRECTIONS
 
 

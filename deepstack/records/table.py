@@ -12,7 +12,7 @@ from typing import Any
 
 from deepstack.base.errors import ResourceError
 from deepstack.base.text import scalar
-from deepstack.config.identity import OPEN_SECTIONS, differing_keys
+from deepstack.config.identity import differing_keys
 from deepstack.config.schema import flatten
 from deepstack.records.file_values import damage_error, last_rows, logged_number
 from deepstack.records.files import open_file, trouble
@@ -130,7 +130,7 @@ def varying_in_studies(summaries: Sequence[Summary]) -> list[str]:
     for names, configs in groups.items():
         of_scheme = len(names) == 2
         for key in differing_keys(configs):
-            if key.startswith(OPEN_SECTIONS[0]) == of_scheme:
+            if key.startswith("model.scheme_options.") == of_scheme:
                 keys.add(key)
     order = dict.fromkeys(key for one in summaries for key in one.config)
     return [key for key in order if key in keys]

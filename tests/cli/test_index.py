@@ -156,6 +156,90 @@ def blank(runs, *, options):
     assert found["commands"]["verify"].startswith("Another summary.")
 
 
+SETTINGS = '''
+from deepstack.config import Section, log_settings
+
+
+@log_settings(place=99)
+class FlavourSettings(Section):
+    flavour: str = "plain"
+    """The flavour of the records."""
+    flavour_options: dict[str, float] = {}
+    """Options of the flavour."""
+'''
+MEASURE = '''
+from typing import ClassVar
+
+from deepstack.base.kinds import Definition, Kind
+from deepstack.diagnostics import Instrument
+
+FLAVOURS = Kind("flavour", "log.flavour")
+HALF = 1 / 2
+
+
+class Flavour(Definition, kind=FLAVOURS):
+    """A flavour."""
+
+
+class Plain(Flavour, name="plain"):
+    """No flavour."""
+
+
+class Vanilla(Flavour, name="vanilla"):
+    __doc__ = f"Flavour {HALF}."
+    share: float = HALF
+
+
+class Taste(Instrument, name="taste"):
+    """Measures nothing."""
+
+    columns = {"sweetness": ("s", "", "Sweetness of the stream.")}
+
+    def measure(self, state):
+        return {"sweetness": 0.0}
+'''
+WORDS = """
+import sys
+place = sys.argv[1]
+sys.path.insert(0, place)
+from deepstack.cli import app
+from deepstack.cli.completion import values_of
+
+for words in (
+    ["list", "flavours"], ["list", "flavours", "--json"], ["list", "settings", "log"],
+    ["list", "diagnostics"], ["init", "--schema"], ["check", "quick", "log.flavour=vanila"],
+):
+    print("$", *words)
+    try:
+        app(words)
+    except SystemExit as end:
+        print("exit", end.code)
+print("$ values", *values_of("log.flavour"))
+"""
+
+
+def test_a_kind_of_definitions_and_an_instrument_need_no_line_elsewhere(tmp_path: Path) -> None:
+    """A folder defines a kind, and an instrument without columns in settings.py."""
+    folder = "deepstack/instruments/flavours"
+    files = {"__init__": "", "settings": SETTINGS, "measure": MEASURE}
+    place = linked(tmp_path, {f"{folder}/{name}.py": text for name, text in files.items()})
+    command = [sys.executable, "-c", WORDS, str(place)]
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    parts = dict(part.split("\n", 1) for part in done.stdout.split("$ ") if part)
+    for table in ("list flavours", "list flavours --json"):
+        assert all(word in parts[table] for word in ("vanilla", "Flavour 0.5", "share", "plain"))
+    (setting,) = (
+        line for line in parts["list settings log"].splitlines() if "log.flavour " in line
+    )
+    assert "plain, vanilla" in setting
+    assert "Sweetness of the stream." in parts["list diagnostics"]
+    schema = json.loads(parts["init --schema"].rpartition("exit")[0])
+    assert schema["$defs"]["Log"]["properties"]["flavour"]["examples"] == ["plain", "vanilla"]
+    assert "did you mean 'vanilla'?" in done.stderr
+    assert list(parts)[-1] == "values plain vanilla"
+
+
 @pytest.mark.parametrize(
     "changes",
     [
