@@ -11,7 +11,6 @@ from deepstack.base.kinds import definition_of
 from deepstack.base.text import bytes_text
 from deepstack.config.instruments import MeasurementSizes, specs
 from deepstack.config.machine import cores, machine_memory
-from deepstack.config.model_schema import NORM_KINDS
 from deepstack.config.roles import MATRICES
 from deepstack.config.schema import Config, Train
 from deepstack.config.sizes import (
@@ -265,7 +264,8 @@ def saved_by_layers(
     """Return the bytes that all eager layers keep for the backward pass of a batch."""
     model, d = config.model, config.model.d_model
     matmul = 2 if config.train.precision == "bf16" else FP32  # of a number in a matrix product
-    norm_output = NORM_KINDS[model.norm.kind].keeps_output  # for the gradient of the gain
+    norm = definition_of(config, "model.norm.kind")
+    norm_output = getattr(norm, "keeps_output", False)  # for the gradient of the gain
     dropout = model.dropout > 0
 
     def common(n: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -25,29 +25,13 @@ Distribution = Literal[
 _XAVIER = ("xavier_normal", "xavier_uniform", "truncated_normal")
 
 
-class NormKind(NamedTuple):
-    """A kind of norm, for the estimate of memory; its formula is in `deepstack.schemes.norms`."""
-
-    scalars: int = 0  # trained numbers beside gain and bias
-    keeps_output: bool = False  # whether a step keeps its output before the gain
-
-
-NORM_KINDS = {
-    "layer": NormKind(),
-    "rms": NormKind(keeps_output=True),
-    "batch": NormKind(),
-    "dynamic_tanh": NormKind(scalars=1, keeps_output=True),
-    "dynamic_erf": NormKind(scalars=2, keeps_output=True),
-    "bounded_tanh": NormKind(scalars=1, keeps_output=True),
-}
-
-
 class Norm(Section):
     """The norms of a stack, in the place of LN in a scheme's equation."""
 
-    kind: Literal["layer", "rms", "batch", "dynamic_tanh", "dynamic_erf", "bounded_tanh"] = "layer"
-    """LayerNorm; RMSNorm; BatchNorm; DyT, gain * tanh(a z) + bias, and Derf, without statistics;
-    BHyT, tanh of a share of the RMS norm."""
+    kind: Identifier = "layer"
+    """The norm (`deepstack list norms`)."""
+    kind_options: Options = {}
+    """Options of the norm."""
     gain: bool = True
     """Whether the norms of the layers have a gain."""
     bias: bool = True

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from deepstack.config.model_schema import NORM_KINDS
+from deepstack.base.kinds import definition_of
 from deepstack.config.schema import Config
 from deepstack.config.width import (
     LayerCounts,
@@ -32,7 +32,7 @@ def parameter_count(config: Config, vocab_size: int) -> dict[str, int]:
     d_kv = width_of_keys(config)
     averaged = layers.decoder * (model.decoder_attention == "average")  # gates read two streams
     biases = 2 * (d + d_kv) + d_ff * (1 + model.gated) + d  # of self-attention and feed-forward
-    scalar = NORM_KINDS[model.norm.kind].scalars
+    scalar = getattr(definition_of(config, "model.norm.kind"), "scalars", 0)
     gain, bias = d * model.norm.gain + scalar, d * model.norm.bias
     of_heads, d_head = 2 * (every + cross - averaged) * model.qk_norm, d // model.n_heads
     head = {"tied": 0, "separate": vocab_size * d, "bert": d * d + 3 * d}[model.head]

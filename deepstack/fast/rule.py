@@ -23,8 +23,8 @@ from deepstack.fast.products import Library, choose_library
 from deepstack.model import Transformer, build_model, shallow
 from deepstack.model.attention import AttentionSublayer
 from deepstack.model.feed_forward import FeedForward
-from deepstack.schemes import SCHEMES, LayerNorm, StackNorm
-from deepstack.schemes.norms import RMSNorm
+from deepstack.schemes import NORMS, SCHEMES, StackNorm
+from deepstack.schemes.norms import plain_norm
 
 # Largest tokens * d_model * d_ff at which kernel launches dominate a layer's time on a GPU.
 SMALL_LAYER = 2**26
@@ -55,6 +55,7 @@ class FastPaths:
 
 
 STATIC = "a scheme that declares static=True"
+STATIC_NORM = "a norm that declares static=True"
 STATIC_OPTIMIZER = "an optimizer that declares static = True"
 NOT_REDRAWN = "runtime.recompute_every=0 with dropout"
 
@@ -109,6 +110,7 @@ def choose_fast_paths(
     Raises ConfigError for settings that exclude each other.
     """
     runtime, scheme = config.runtime, SCHEMES[config.model.scheme]
+    norm = NORMS[config.model.norm.kind]
     dropout, sharded = config.model.dropout > 0, parallel == "fully_sharded"
     recompute_every = conf.recompute_every(config)
     redrawn = dropout and recompute_every > 0
@@ -136,6 +138,7 @@ def choose_fast_paths(
         {
             "one process with a GPU": gpu and parallel is None,
             STATIC: scheme.static,
+            STATIC_NORM: norm.static,
             STATIC_OPTIMIZER: optimizer is None or optimizer.static,
             NOT_REDRAWN: not redrawn,
         },
@@ -146,6 +149,7 @@ def choose_fast_paths(
         {
             "one process": parallel is None,
             STATIC: scheme.static,
+            STATIC_NORM: norm.static,
             STATIC_OPTIMIZER: optimizer is None or optimizer.static,
             "runtime.device=cpu": not gpu,
             "runtime.compile=false": not compiled,
@@ -285,6 +289,6 @@ def is_fully_fused(model: Transformer) -> bool:
     norms = [m for scheme in model.schemes for m in scheme.modules() if isinstance(m, StackNorm)]
     return (
         all(is_fusible(module) for module in sublayers)
-        and all(isinstance(norm, (LayerNorm, RMSNorm)) and norm.gain is not None for norm in norms)
+        and all(plain_norm(norm) and norm.gain is not None for norm in norms)
         and not (model.schemes[0].maps_stream or has_more_inside(model))
     )

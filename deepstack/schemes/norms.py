@@ -1,4 +1,4 @@
-"""The norms of a stack: one module each, with its formula."""
+"""The norms of a stack: one module each, with its formula.  `model.norm.kind` names one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from deepstack.base.kinds import Definition, Kind
 from deepstack.schemes.role import parameter
 
 Statistics = Literal["own", "own_and_followed", "followed"]
@@ -17,23 +18,31 @@ Statistics = Literal["own", "own_and_followed", "followed"]
 running averages.  'followed': the running averages."""
 
 
-NORMS: dict[str, type[StackNorm]] = {}
-"""The norms by the value of `model.norm.kind`."""
+NORMS: Kind[StackNorm] = Kind("norm", "model.norm.kind")
 
 
-class StackNorm(nn.Module):
+class StackNorm(nn.Module, Definition, kind=NORMS):
     """z -> norm(z), over the last axis of z, with a gain g and a bias b, (d,), if configured.
 
+    Each norm is a subclass with a name; its parameters are made with `parameter`.
+
     roles: the role of the gain (and of every other trained parameter), and the role of the bias.
-    start: the initial value of the trained scalars of norms that have them.  A subclass with a kind
-        registers itself in NORMS; its memory is in `config.NORM_KINDS`.
+    start: the initial value of the trained scalars of norms that have them.
+    static: declared in the first line of the class, and not inherited.  It promises that every step
+        runs the same operations and reads no Python value that changes.  Only then are steps
+        recorded and replayed.
     """
 
+    static: ClassVar[bool] = False
     fixes_scale: ClassVar[bool] = True  # whether the scale of the output is independent of z's
     by_token: ClassVar[bool] = True  # whether a token's output depends on that token alone
+    scalars: ClassVar[int] = 0  # trained numbers beside gain and bias, for the estimate of memory
+    keeps_output: ClassVar[bool] = True  # whether a step keeps its output before the gain
 
-    def __init_subclass__(cls, kind: str) -> None:
-        NORMS[kind] = cls
+    def __init_subclass__(cls, *, name: str = "", static: bool = False, **more: Any) -> None:
+        super().__init_subclass__(name=name, **more)
+        if name:
+            cls.static = static
 
     def __init__(
         self,
@@ -57,19 +66,21 @@ class StackNorm(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
-class LayerNorm(StackNorm, kind="layer"):
+class LayerNorm(StackNorm, name="layer", static=True):
     """LN(z) = g * (z - mean(z)) / sqrt(var(z) + eps) + b, over the last axis.
 
     z: (batch, seq, d); g, b: (d,), each optional in the configuration; var is the biased
     variance.  Ba et al. 2016, arXiv:1607.06450.
     """
 
+    keeps_output = False
+
     def forward(self, z: Tensor) -> Tensor:
         # autocast on a CPU leaves z in bf16; on a GPU it converts z itself
         return torch.layer_norm(in_fp32(z), self.shape, self.gain, self.bias, self.eps)
 
 
-class RMSNorm(StackNorm, kind="rms"):
+class RMSNorm(StackNorm, name="rms", static=True):
     """RMSNorm(z) = g * z / sqrt(mean(z^2) + eps) + b, over the last axis.
 
     z: (batch, seq, d); g, b: (d,), each optional in the configuration.  The paper's equation 4 has
@@ -82,7 +93,7 @@ class RMSNorm(StackNorm, kind="rms"):
         return y if self.bias is None else y + self.bias
 
 
-class DynamicTanh(StackNorm, kind="dynamic_tanh"):
+class DynamicTanh(StackNorm, name="dynamic_tanh", static=True):
     """DyT(z) = g * tanh(a z) + b, a a trained scalar, `model.norm.start` (0.5) at the start.
 
     z: (batch, seq, d); g, b: (d,), each optional in the configuration; eps is not used.
@@ -90,6 +101,7 @@ class DynamicTanh(StackNorm, kind="dynamic_tanh"):
     """
 
     fixes_scale = False
+    scalars = 1
 
     def __init__(self, d: int, **common: Any) -> None:
         super().__init__(d, **common)
@@ -99,7 +111,7 @@ class DynamicTanh(StackNorm, kind="dynamic_tanh"):
         return self.scaled(torch.tanh(self.scale * z))
 
 
-class DynamicErf(StackNorm, kind="dynamic_erf"):
+class DynamicErf(StackNorm, name="dynamic_erf", static=True):
     """Derf(z) = g * erf(a z + s) + b, a and s trained scalars, `model.norm.start` (0.5) and 0.
 
     z: (batch, seq, d); g, b: (d,), each optional in the configuration; eps is not used.
@@ -108,6 +120,7 @@ class DynamicErf(StackNorm, kind="dynamic_erf"):
     """
 
     fixes_scale = False
+    scalars = 2
 
     def __init__(self, d: int, **common: Any) -> None:
         super().__init__(d, **common)
@@ -118,7 +131,7 @@ class DynamicErf(StackNorm, kind="dynamic_erf"):
         return self.scaled(torch.erf(self.scale * z + self.shift))
 
 
-class BoundedTanh(StackNorm, kind="bounded_tanh"):
+class BoundedTanh(StackNorm, name="bounded_tanh", static=True):
     """BHyT(z) = g * tanh(a z / (10 sqrt(mean(z^2) + eps))) + b, a a trained scalar, 1 at the start.
 
     z: (batch, seq, d); g, b: (d,), each optional in the configuration.  The output is bounded by
@@ -127,6 +140,7 @@ class BoundedTanh(StackNorm, kind="bounded_tanh"):
     the second norm of a layer may take its mean square from the first one: not so here.
     """
 
+    scalars = 1
     KAPPA = 10.0
 
     def __init__(self, d: int, **common: Any) -> None:
@@ -139,7 +153,7 @@ class BoundedTanh(StackNorm, kind="bounded_tanh"):
         return self.scaled(torch.tanh(self.scale * (factor * z)))
 
 
-class BatchNorm(StackNorm, kind="batch"):
+class BatchNorm(StackNorm, name="batch", static=True):
     """BN(z) = g * (z - mean(z)) / sqrt(var(z) + eps) + b, over batch and positions, by channel.
 
     z: (…, d); g, b: (d,), each optional in the configuration; mean and var: (d,), of the input
@@ -151,7 +165,7 @@ class BatchNorm(StackNorm, kind="batch"):
     model without dropout trains in evaluation mode, and a probe must use its batch's statistics.
     """
 
-    by_token = False
+    by_token = keeps_output = False
     MOMENTUM = 0.1
     REMEMBERED = ("running_mean", "running_var", "batches")
     running_mean: Tensor
@@ -187,6 +201,12 @@ class BatchNorm(StackNorm, kind="batch"):
         share = (1 / self.batches).clamp(min=self.MOMENTUM)
         self.running_mean += share * (mean - self.running_mean)
         self.running_var += share * (var - self.running_var)
+
+
+def plain_norm(module: object) -> LayerNorm | RMSNorm | None:
+    """Return a module that is a LayerNorm or an RMSNorm, else None: a subclass is another norm."""
+    is_plain = type(module) in (LayerNorm, RMSNorm)
+    return module if is_plain and isinstance(module, (LayerNorm, RMSNorm)) else None
 
 
 def in_fp32(z: Tensor) -> Tensor:
