@@ -95,8 +95,8 @@ class Key(str):
         """The key as part of a label: `lr`, `d_model`, `norm gain`."""
         section, *rest = self.split(".")
         names = rest if section in SECTIONS and rest else [section, *rest]
-        if names[0].endswith("_options") and names[1:]:
-            names = names[1:]
+        ends = [at for at, name in enumerate(names[:-1], 1) if name.endswith("_options")]
+        names = names[max(ends, default=0) :]
         if section == "task" and names == ["name"]:
             names = ["task"]
         return " ".join(names)

@@ -30,8 +30,6 @@ class Norm(Section):
 
     kind: Identifier = "layer"
     """The norm (`deepstack list norms`)."""
-    kind_options: Options = {}
-    """Options of the norm."""
     gain: bool = True
     """Whether the norms of the layers have a gain."""
     bias: bool = True
@@ -42,6 +40,8 @@ class Norm(Section):
     """The number that is added to the variance, or to the mean square."""
     start: Annotated[float, Field(gt=0, le=1e6)] = 0.5
     """dynamic_tanh, dynamic_erf: the scalar a at the start."""
+    kind_options: Options = {}
+    """Options of the norm."""
 
     _check_use = unused_without(start={"model.norm.kind": ("dynamic_tanh", "dynamic_erf")})
 

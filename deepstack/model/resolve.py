@@ -5,7 +5,7 @@ all options; two configurations are compared without options that equal their de
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -147,9 +147,13 @@ def _changed(
     """Return the configuration with change(options, values) of all its definitions."""
     changed = {section: change(*both) for section, both in _sections(config).items()}
     task = TaskSettings(name=config.task.name, seq_len=config.task.seq_len, **changed.pop("task"))
-    updates: dict[str, dict[str, Any]] = {}
     for key, values in changed.items():
-        section, name = key.split(".")
-        updates.setdefault(section, {})[name] = values
-    parts = {name: getattr(config, name).model_copy(update=u) for name, u in updates.items()}
-    return config.model_copy(update={"task": task, **parts})
+        config = _with_value(config, key.split("."), values)
+    return config.model_copy(update={"task": task})
+
+
+def _with_value(section: Any, path: Sequence[str], value: Any) -> Any:
+    """Return a copy of a section with another value at a path of keys."""
+    name, *below = path
+    inner = _with_value(getattr(section, name), below, value) if below else value
+    return section.model_copy(update={name: inner})

@@ -29,9 +29,9 @@ from deepstack.cli.output import emit_json
 from deepstack.cli.views import run_view
 from deepstack.config import Config, json_schema, load_config, parse_config, with_overrides
 from deepstack.config.load import example_paths, recipe_paths
-from deepstack.config.model_schema import NORM_KINDS
 from deepstack.plots import CHARTS
 from deepstack.records import Run, RunFolder, find_runs
+from deepstack.schemes import NORMS
 from deepstack.training import PlainLines, Started
 
 
@@ -59,10 +59,10 @@ def test_settings_are_listed_with_what_each_may_be() -> None:
     rows = json.loads(typed("list", "settings", "--json").stdout)
     assert all(row["description"] for row in rows)
     found = {row["name"]: row for row in rows}
-    assert found["model.norm.kind"]["allowed"] == ", ".join(NORM_KINDS)
+    assert found["model.norm.kind"]["allowed"] == ", ".join(NORMS)
     assert found["train.optimizer"]["allowed"] == "adam, adamw, muon, sgd"
     assert found["train.lr"]["default"] == Config().train.lr
-    assert "allowed: configs, settings, " in typed("list", "norms").stderr
+    assert "allowed: configs, settings, " in typed("list", "flavours").stderr
 
 
 def test_coefficients_are_listed_at_a_depth_and_gains_of_the_first_and_last_layer() -> None:

@@ -12,8 +12,9 @@ from helpers.gradients import assert_same_gradients
 
 import deepstack
 from deepstack import config as conf
+from deepstack.base.errors import ConfigError
 from deepstack.config import with_overrides
-from deepstack.fast.fuse import norm_function
+from deepstack.fast.fuse import fuse, norm_function
 from deepstack.model import build_model
 from deepstack.model.activations import ACTIVATIONS
 from deepstack.model.build import Built
@@ -75,6 +76,40 @@ def test_norms_are_their_formulas(kind: str, gain: bool, bias: bool) -> None:
     half = z.bfloat16()  # as a product under autocast leaves it
     for function in (norm, norm_function(norm)):  # in fp32, and so is the result
         torch.testing.assert_close(function(half), norm(half.float()), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms", "dynamic_tanh"])
+def test_a_subclass_of_a_norm_with_a_fast_form_runs_as_its_own_module(kind: str) -> None:
+    class Doubled(NORMS[kind], name="doubled"):  # type: ignore[misc]
+        """2 norm(z)."""
+
+        def forward(self, z: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(z)
+
+    def hidden(name: str, fused: bool) -> torch.Tensor:
+        more = {"model__norm__kind": name, "model__qk_norm": True, "model__scheme": "pre_ln"}
+        model = built(**more).model
+        if fused:
+            fuse(model.layers)
+        return model.hidden(torch.arange(16).view(2, 8))
+
+    norm = a_norm("doubled")
+    assert norm_function(norm) is norm
+    plain, fused = hidden("doubled", False), hidden("doubled", True)
+    torch.testing.assert_close(fused, plain)
+    assert not torch.allclose(plain, hidden(kind, False))
+
+
+def test_steps_of_a_norm_that_promises_nothing_are_not_recorded(tmp_path: Path) -> None:
+    class Plain(NORMS["layer"], name="plain"):  # type: ignore[misc]
+        """LN(z); the promise of LayerNorm is not inherited."""
+
+    assert NORMS["layer"].static and not NORMS["plain"].static
+    given = small(model__norm__kind="plain", runtime__replay=True)
+    with pytest.raises(ConfigError, match="needs a norm that declares static=True"):
+        deepstack.train(given, out=tmp_path)
+    run = deepstack.train(small(model__norm__kind="plain", train__steps=60), out=tmp_path)
+    assert run.meta["environment"]["replayed"] is False
 
 
 @pytest.mark.parametrize(("gain", "bias"), [(True, True), (True, False), (False, True)])

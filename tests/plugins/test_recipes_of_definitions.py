@@ -27,6 +27,7 @@ RECIPES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "model.attention": ("attention", "linear", {"c": 1.5}),
     "model.feed_forward": ("feed_forward", "bilinear", {"c": 2.0}),
     "model.activation": ("activation", "softplus", {"a": 2.0}),
+    "model.norm.kind": ("norm", "power_norm", {"p": 3.0}),
     "train.optimizer": ("optimizer", "lion", {"beta1": 0.95}),
     "train.schedule": ("schedule", "polynomial", {"power": 3.0}),
 }
@@ -70,6 +71,45 @@ def test_the_activation_of_the_recipe_is_its_equation(tmp_path: Path) -> None:
     activation: Any = build_model(config, vocab_size=5).model.layers[1].feed_forward.activation
     z = torch.randn(50)
     torch.testing.assert_close(activation(z), torch.log(1 + torch.exp(2 * z)) / 2)
+
+
+def test_the_norm_of_the_recipe_is_its_equation(tmp_path: Path) -> None:
+    config, run = train_recipe("model.norm.kind", tmp_path, model__norm__bias=False)
+    assert run.state == "done" and run.config["model"]["norm"]["kind_options"] == {"p": 3.0}
+    model = build_model(config, vocab_size=5).model
+    norms: list[Any] = [one for one in model.modules() if type(one).__name__ == "PowerNorm"]
+    assert len(norms) > 2 * config.model.depth - 1
+    for norm in norms:
+        z = torch.randn(2, 7, 16)
+        expected = z / ((z.abs() ** 3).mean(-1, keepdim=True) + 1e-5) ** (1 / 3)
+        torch.testing.assert_close(norm(z), expected)  # gains start at 1
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"model__qk_norm": True, "model__scheme": "pre_ln"}, {"runtime__replay": True}],
+    ids=["default", "queries and keys", "replayed"],
+)
+def test_a_norm_of_a_plugin_trains_like_the_equal_built_in_one(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
+    """With p = 2 it is RMSNorm.  SGD: Adam would move by the signs of gradients that are 0."""
+    steps = {"train__steps": 2, "train__optimizer": "sgd", "train__lr": 0.1} | more
+    options = {"model__norm__kind_options": {"p": 2.0}}
+    config, run = train_recipe("model.norm.kind", tmp_path, **steps | options)
+    settings = {"model.norm.kind": "rms", "model.norm.kind_options": {}}
+    built_in = deepstack.train(with_overrides(config, settings), out=tmp_path / "rms")
+    assert len(run.steps) == 2 and run.steps.model_update.iloc[-1] > 0
+    for column in ("loss", "grad_norm", "model_update"):
+        assert run.steps[column].tolist() == pytest.approx(
+            built_in.steps[column].tolist(), rel=1e-4
+        )
+    weights, others = weights_of(run), weights_of(built_in)
+    assert weights.keys() == others.keys()
+    for key, value in weights.items():
+        torch.testing.assert_close(value, others[key], rtol=1e-4, atol=1e-6)
+    (plugin,) = run.meta["plugins"]
+    assert plugin["file"] == "power_norm.py" and len(plugin["sha256"]) == 64
 
 
 def test_the_feed_forward_of_the_recipe_is_its_equation(tmp_path: Path) -> None:
