@@ -7,7 +7,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from deepstack.cli import index
+from deepstack.cli.listing import names_of
 
 ROOT = Path(__file__).resolve().parents[1]
 BADGE = """\
@@ -28,7 +28,7 @@ def badges() -> dict[Path, str]:
     shown = {
         "python": ("Python", f"{pythons[0]} to {pythons[-1]}"),
         "license": ("license", project["license"]),
-        "schemes": ("residual schemes", str(len(index.names("schemes")))),
+        "schemes": ("residual schemes", str(len(names_of("schemes")))),
     }
     return {ROOT / f"docs/figures/badge_{name}.svg": draw(*both) for name, both in shown.items()}
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from deepstack.base.allowed import alternatives, literals
 from deepstack.base.errors import ConfigError
-from deepstack.cli import cursor, index
+from deepstack.cli import cursor
+from deepstack.cli.listing import names_of, names_of_setting, short_table
 from deepstack.config.keys import schema_at, setting_keys
 from deepstack.config.load import example_paths
 
@@ -98,7 +99,7 @@ def complete_names(kind: str, **cells: str) -> Complete:
     """
 
     def complete(incomplete: str) -> list[str]:
-        rows = [row for row in index.rows(kind) if cells.items() <= row.items()]
+        rows = [row for row in short_table(kind) if cells.items() <= row.items()]
         return complete_value(incomplete, dict.fromkeys(row["name"] for row in rows))
 
     return complete
@@ -107,12 +108,12 @@ def complete_names(kind: str, **cells: str) -> Complete:
 def complete_chart_or_folder(incomplete: str) -> list[str]:
     """Return the charts and folders that start like the word."""
     folders = [path for path in complete_config(incomplete) if path.endswith("/")]
-    return starting(index.names("charts"), incomplete) + folders
+    return starting(names_of("charts"), incomplete) + folders
 
 
 def values_of(key: str) -> list[str]:
     """Return the values of a setting that are a finite list, else its default."""
-    if names := index.names_of_setting(key):
+    if names := names_of_setting(key):
         return names
     schema = schema_at(tuple(key.split(".")))
     values: list[Any] = []

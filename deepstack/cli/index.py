@@ -1,8 +1,9 @@
 """The index: the entries that `deepstack list`, help and completion show, read without torch.
 
 `make fix` writes index.json (`deepstack.cli.make_index`).  An entry counts while its file exists,
-so a deleted folder takes its entries with it.  `fingerprint` states which changes of the source
-make the index stale: then the registries are imported, which takes a second longer.
+so a deleted folder takes its entries with it.  The index is stale if a file on which entries depend
+has other bytes, or if a folder that holds entries has other files: then the registries are
+imported (`deepstack.cli.listing`), which takes a second longer.
 """
 
 import json
@@ -20,8 +21,6 @@ Row = dict[str, Any]
 FILE = PACKAGE / "index.json"
 COMMANDS, KINDS = "commands", "kinds"
 """Kinds of entries that `deepstack list` does not print: commands, and kinds of definitions."""
-KINDS_OF_SETTINGS = {"model.scheme": "schemes", "task.name": "tasks"}
-"""Settings that name an entry of a kind, beside those that name a definition."""
 
 
 class Entry(NamedTuple):
@@ -62,28 +61,8 @@ def stored() -> Index:
 
 
 def rows(kind: str) -> list[Row]:
-    """Return the entries of a kind in their order, without torch if the index is fresh."""
-    if is_fresh():
-        return [one.row for one in stored().entries if one.kind == kind and exists(one.file)]
-    from deepstack.cli import make_index
-
-    return [one.row for one in make_index.entries_of(kind)]
-
-
-def names(kind: str) -> list[str]:
-    """Return the names of the entries of a kind."""
-    return list(dict.fromkeys(row["name"] for row in rows(kind)))
-
-
-def definition_kinds() -> dict[str, str]:
-    """Return the kinds of definitions: setting -> kind of `deepstack list`."""
-    return {row["key"]: row["name"] for row in rows(KINDS)}
-
-
-def names_of_setting(key: str) -> list[str]:
-    """Return the names that a setting may have if it names an entry of a kind, else []."""
-    kind = KINDS_OF_SETTINGS.get(key) or definition_kinds().get(key)
-    return names(kind) if kind else []
+    """Return the stored entries of a kind whose files exist, in their order."""
+    return [one.row for one in stored().entries if one.kind == kind and exists(one.file)]
 
 
 @cache

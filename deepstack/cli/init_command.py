@@ -7,9 +7,9 @@ import typer
 
 from deepstack import config as conf
 from deepstack.base.errors import ConfigError, ResourceError
-from deepstack.cli import index
 from deepstack.cli.commands import command
 from deepstack.cli.completion import complete_config
+from deepstack.cli.listing import definition_kinds, names_of
 from deepstack.cli.options import flag, option
 from deepstack.cli.output import emit_json
 from deepstack.config.load import example
@@ -33,8 +33,8 @@ def init_command(
     schema: bool = flag("Print the JSON schema for editors; write nothing.", "--schema"),
 ) -> None:
     """Write a starting config with every setting, its default and its meaning."""
-    kinds = index.definition_kinds().items()
-    for_editors = conf.json_schema({key: index.names(kind) for key, kind in kinds})
+    kinds = definition_kinds().items()
+    for_editors = conf.json_schema({key: names_of(kind) for key, kind in kinds})
     if schema:
         emit_json(for_editors)
         return

@@ -4,10 +4,9 @@ import typer
 
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import unknown
-from deepstack.cli import index
 from deepstack.cli.commands import command
 from deepstack.cli.completion import starting
-from deepstack.cli.listing import Rows, listings
+from deepstack.cli.listing import Rows, listings, short_table
 from deepstack.cli.options import Json, Markdown, Plugins, load_plugins, option
 from deepstack.cli.output import emit
 
@@ -43,7 +42,7 @@ def list_command(
     if plugin or json or markdown or depth or not listing.in_index:
         rows = listing.table(depth or DEPTH)
     else:
-        rows = index.rows(kind)
+        rows = short_table(kind)
     if section is not None:
         rows = of_section(rows, kind, section)
     emit(rows if json else [listing.as_cells(row) for row in rows], json, markdown=markdown)

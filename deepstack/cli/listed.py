@@ -4,14 +4,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from deepstack.base.allowed import describe
-from deepstack.cli import index
 from deepstack.cli.listing import (
     Entries,
     Listing,
     Rows,
+    definition_kinds,
     described,
     first_line,
+    names_of_setting,
     option_row,
+    short_table,
     words_of_options,
 )
 from deepstack.config import Config, Family, load_config, values, with_overrides
@@ -45,7 +47,7 @@ def recipe_rows(name: str, path: Path, depth: int | None) -> Rows:
     config, facts = load_config(path), facts_of_recipe(path)
     model = config.model
     norm = {"layer": "LayerNorm", "rms": "RMSNorm"}.get(model.norm.kind, model.norm.kind)
-    schemes = {row["name"]: row["equation"] for row in index.rows("schemes")}
+    schemes = {row["name"]: row["equation"] for row in short_table("schemes")}
     row = {
         "name": name,
         "norm": norm + (", also of q and k" if model.qk_norm else ""),
@@ -61,7 +63,7 @@ def setting_rows(key: str, default: Any, depth: int | None) -> Rows:
     """Return dotted key, default, allowed values and description of a setting."""
     schema = schema_at(tuple(key.split(".")))
     sentence = " ".join(schema.get("description", "").split())
-    names = index.names_of_setting(key) if key in index.definition_kinds() else []
+    names = names_of_setting(key) if key in definition_kinds() else []
     row = {"name": key, "default": default, "allowed": ", ".join(names) or describe(schema)}
     return [row | {"description": sentence}]
 

@@ -20,6 +20,9 @@ Row = dict[str, Any]
 Rows = list[Row]
 Entries = Mapping[str, Any]
 
+KINDS_OF_SETTINGS = {"model.scheme": "schemes", "task.name": "tasks"}
+"""Settings that name an entry of a kind, beside those that name a definition."""
+
 
 @dataclass(frozen=True)
 class Listing:
@@ -55,8 +58,32 @@ def listings() -> dict[str, Listing]:
     """Return every kind by name: those of the core, of definitions, and of additions."""
     modules = import_files([PACKAGE / "cli" / "listed.py", *extension_files("listed")])
     core, *added = [module.LISTED for module in modules]
-    kinds = {kind: definitions(key) for key, kind in index.definition_kinds().items()}
+    kinds = {kind: definitions(key) for key, kind in definition_kinds().items()}
     return {**core, **kinds, **{kind: one for each in added for kind, one in each.items()}}
+
+
+def short_table(kind: str) -> Rows:
+    """Return the rows of a kind in the index; if that is stale, of the imported registry."""
+    return index.rows(kind) if index.is_fresh() else listings()[kind].table()
+
+
+def names_of(kind: str) -> list[str]:
+    """Return the names of the entries of a kind in the index."""
+    return list(dict.fromkeys(row["name"] for row in short_table(kind)))
+
+
+def definition_kinds() -> dict[str, str]:
+    """Return the kinds of definitions: setting -> kind of `deepstack list`."""
+    if index.is_fresh():
+        return {row["key"]: row["name"] for row in index.rows(index.KINDS)}
+    import_kinds()
+    return {key: f"{kind.kind}s" for key, kind in sorted(KINDS.items())}
+
+
+def names_of_setting(key: str) -> list[str]:
+    """Return the names that a setting may have if it names an entry of a kind, else []."""
+    kind = KINDS_OF_SETTINGS.get(key) or definition_kinds().get(key)
+    return names_of(kind) if kind else []
 
 
 def definitions(key: str) -> Listing:

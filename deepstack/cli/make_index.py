@@ -4,7 +4,6 @@ import inspect
 import json
 import sys
 from collections.abc import Iterable
-from functools import cache
 from pathlib import PurePath
 from typing import Any
 
@@ -14,6 +13,7 @@ from deepstack.cli import index
 from deepstack.cli.commands import command_files, described_in
 from deepstack.cli.index import Entry, Index
 from deepstack.cli.listing import Listing, import_kinds, listings
+from deepstack.records.files import replace
 
 PACKAGES = ("deepstack", "deepstack_lab")
 
@@ -36,15 +36,14 @@ def fresh() -> Index:
     )
 
 
-@cache
 def entries_of(kind: str) -> list[Entry]:
     """Return the entries of a kind from its registry; this imports torch."""
     if kind == index.KINDS:
         import_kinds()
-        bases = {key: one.base for key, one in sorted(KINDS.items())}
+        plurals = {f"{one.kind}s": one for one in KINDS.values()}
         return [
-            Entry(kind, file_of(base), {"name": f"{KINDS[key].kind}s", "key": key})
-            for key, base in bases.items()
+            Entry(kind, file_of(one.base), {"name": name, "key": one.key})
+            for name, one in sorted(plurals.items())
         ]
     listing = listings()[kind]
     return [
@@ -115,4 +114,4 @@ def lines(values: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
-    index.FILE.write_text(text_of(fresh()), encoding="utf-8")
+    replace(index.FILE, text_of(fresh()).encode())

@@ -21,10 +21,10 @@ from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from deepstack.cli import app, index
+from deepstack.cli import app
 from deepstack.cli.commands import find_commands
 from deepstack.cli.finding import next_command, run_finding, sweep_finding
-from deepstack.cli.listing import listings
+from deepstack.cli.listing import definition_kinds, listings, names_of
 from deepstack.cli.output import emit_json
 from deepstack.cli.views import run_view
 from deepstack.config import Config, json_schema, load_config, parse_config, with_overrides
@@ -40,7 +40,7 @@ def test_init_writes_every_default_and_a_schema(tmp_path: Path) -> None:
     assert typed("init", file).stdout.strip() == str(file)
     assert typed("init", file).exit_code == 2
     schema = json.loads((tmp_path / "deepstack.schema.json").read_text())
-    names = {key: index.names(kind) for key, kind in index.definition_kinds().items()}
+    names = {key: names_of(kind) for key, kind in definition_kinds().items()}
     assert json.loads(typed("init", "--schema").stdout) == schema == json_schema(names)
     proposed = schema["$defs"]["Train"]["properties"]["optimizer"]["examples"]
     assert proposed == ["adam", "adamw", "muon", "sgd"]
@@ -329,7 +329,7 @@ def test_examples_are_used_by_name(here: Path) -> None:
 
 PROGRAM = """
 import sys
-from deepstack.cli import app, index
+from deepstack.cli import app
 
 def run(words, heavy):
     try:

@@ -13,6 +13,7 @@ from helpers import ROOT
 from deepstack.base.extensions import HOMES
 from deepstack.cli import index, make_index
 from deepstack.cli.index import Entry, Index
+from deepstack.cli.listing import short_table
 
 
 def test_make_fix_has_made_the_index() -> None:
@@ -29,7 +30,7 @@ def test_make_fix_has_made_the_index() -> None:
 def test_the_index_has_one_entry_a_line() -> None:
     lines = index.FILE.read_text(encoding="utf-8").splitlines()
     starts = [line for line in lines if line.startswith('["schemes", ')]
-    assert [json.loads(line.rstrip(","))[2] for line in starts] == index.rows("schemes")
+    assert [json.loads(line.rstrip(","))[2] for line in starts] == short_table("schemes")
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"folders": {}, "files": {}}', None])
@@ -54,13 +55,13 @@ sys.path.insert(0, place)
 from deepstack.base.extensions import PACKAGE
 from deepstack.cli import index
 from deepstack.cli.commands import find_commands
-from deepstack.cli.listing import listings
+from deepstack.cli.listing import listings, short_table
 
 assert str(PACKAGE).startswith(place), PACKAGE
 commands = {name: one.summary for name, one in find_commands().items()}
 light = "torch" not in sys.modules
 kinds = ["schemes", "charts", "diagnostics", "schedules"]
-rows = {kind: {row["name"]: row for row in index.rows(kind)} for kind in kinds}
+rows = {kind: {row["name"]: row for row in short_table(kind)} for kind in kinds}
 found = dict(rows, commands=commands, light=light, kinds=list(listings()))
 print(json.dumps(found | {"fresh": index.is_fresh(), "torch": "torch" in sys.modules}))
 """
@@ -136,7 +137,7 @@ def blank(runs, *, options):
     """Nothing at all."""
     raise NotImplementedError
 '''
-    first = {row["name"]: row["description"] for row in index.rows("charts")}["update_vs_depth"]
+    first = {row["name"]: row["description"] for row in short_table("charts")}["update_vs_depth"]
     summary = source(verify).split('"""')[3].split("\n")[0]
     assert first in source(plots) and summary in source(verify)
     changes = {

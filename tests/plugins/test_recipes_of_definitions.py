@@ -14,7 +14,7 @@ from helpers.small_runs import data_of, interrupted, small, weights_of
 import deepstack
 from deepstack.base.errors import ConfigError
 from deepstack.base.kinds import KINDS, Kind
-from deepstack.cli import index
+from deepstack.cli.listing import definition_kinds, names_of_setting
 from deepstack.config import Config, with_overrides
 from deepstack.model import build_model, flops_of
 from deepstack.records import Run
@@ -48,9 +48,9 @@ def train_recipe(setting: str, folder: Path, **more: Any) -> tuple[Config, Run]:
 
 
 def test_every_kind_has_a_recipe_and_is_listed_without_torch() -> None:
-    assert set(KINDS) == set(RECIPES) == set(index.definition_kinds())
+    assert set(KINDS) == set(RECIPES) == set(definition_kinds())
     for setting, kind in KINDS.items():
-        assert isinstance(kind, Kind) and index.names_of_setting(setting) == kind.names()
+        assert isinstance(kind, Kind) and names_of_setting(setting) == kind.names()
         assert all(definition.equation() for definition in kind.values())
 
 

@@ -27,6 +27,7 @@ ALLOWED = {
     ("tools/report/server.py", "HTML"): "a constant page",
 }
 READERS = {
+    "cli/index.py": "a damaged index is not used",
     "records/files.py": "parse_object",
     "fast/distributed.py": "a message of another rank of this run",
     "tools/own_trainer/metric.py": "a file of any JSON value, and its own message",
