@@ -102,9 +102,12 @@ def settings_line(runs: Sequence[Run], depth_settings: Iterable[Key] = ()) -> st
     if LR not in differing:
         items.append(f"lr {value_text(runs[0].get(LR))}")
     elif LR in depth_settings:
-        ordered = sorted(runs, key=depth_of)
-        ends = [value_text(setting_value(run, Key(LR))) for run in (ordered[0], ordered[-1])]
-        items.append(f"lr {' to '.join(ends)} by N")
+        words = follows_depth(runs, Key(LR))
+        if " at " in words:  # one value at each depth
+            ordered = sorted(runs, key=depth_of)
+            ends = [value_text(setting_value(run, Key(LR))) for run in (ordered[0], ordered[-1])]
+            words = f"lr {' to '.join(ends)} by N"
+        items.append(words)
     return "\u00a0· ".join(item.replace(" ", "\u00a0") for item in [*widths, *items])
 
 

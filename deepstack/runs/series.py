@@ -152,6 +152,9 @@ def split_series(runs: Sequence[Run], settings: Sequence[Key]) -> Split:
     determining = {*fixed, *undetermined(free, [DEPTH, *fixed], runs)}
     depth_settings = [key for key in reversed(independent) if key not in determining]
     independent = [key for key in independent if key in determining]
+    # What only a depth setting determines, such as a rate by width where depth sets the width.
+    depth_settings += [key for key in dependent if not determines(independent, key, runs)]
+    dependent = [key for key in dependent if key not in depth_settings]
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(values_of(run, independent), []).append(run)

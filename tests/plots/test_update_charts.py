@@ -14,7 +14,7 @@ from deepstack.base.errors import NothingMatchedError, ResourceError
 from deepstack.plots import draw
 from deepstack.records import RunFolder, find_runs
 from deepstack.runs import Runs
-from deepstack.runs.captions import caption_of, depth_words, title_of
+from deepstack.runs.captions import caption_of, depth_words, settings_line, title_of
 from deepstack.runs.fit import power_law, power_law_of_seeds
 from deepstack.runs.series import choose_series
 from deepstack.runs.settings import evenly_spaced, left_out_note
@@ -195,6 +195,21 @@ def test_other_data_are_no_other_seed(tmp_path: Path) -> None:
     series, depth_settings = Runs.below(tmp_path).split()
     assert [s.label for s in series] == ["data\u00a0127aac", "data\u00a02d9ce6"]
     assert [s.depths for s in series] == [[6, 18], [6]] and depth_settings == []
+
+
+def test_a_rate_that_follows_from_scheme_and_width_is_no_part_of_a_label(tmp_path: Path) -> None:
+    """Depth chooses the width, and width and scheme the rate: no rate holds for a whole line."""
+    rates = {("pre_ln", 6): 1e-3, ("pre_ln", 18): 2e-3, ("rezero", 6): 1e-3, ("rezero", 18): 4e-3}
+    for (scheme, depth), lr in rates.items():
+        width = {"model.d_model": 128 // depth}
+        make_run(tmp_path, scheme=scheme, depth=depth, lr=lr, config=width)
+    runs = Runs.below(tmp_path)
+    series, depth_settings = runs.split()
+    assert [(s.label, s.depths) for s in series] == [("Pre-LN", [6, 18]), ("ReZero", [6, 18])]
+    assert depth_settings == ["model.d_model", "train.lr"]
+    assert (
+        settings_line(runs, depth_settings).replace("\u00a0", " ").endswith("lr by N and setting")
+    )
 
 
 HYPER = {"model.scheme_options.streams": 4, "model.scheme_options.dynamic": True}
