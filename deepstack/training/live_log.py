@@ -20,7 +20,7 @@ Rows = Sequence[tuple[int, Scalars]]
 
 
 class LiveLog(Observer, ABC):
-    """Sends each row of a run once to one run of a tracker, however often the run resumes.
+    """Sends the rows of a run to one run of a tracker, however often the run resumes.
 
     A subclass opens, feeds and ends the tracker's run.
 
@@ -28,7 +28,8 @@ class LiveLog(Observer, ABC):
         tracker's run, and the last step that it has.
 
     Rows are sent every FLUSH_SECONDS.  A tracker that fails does not end the run: log.txt says
-    why, and the rows are sent again later.
+    why, and the rows are sent again later.  Each row is sent once, but for a kill between sending
+    and noting the last step: then the rows of that sending are sent twice, and none is lost.
     """
 
     name: ClassVar[str]

@@ -1,5 +1,6 @@
 """A run that sends its rows to a tracker, is killed without warning, and resumes."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -21,6 +22,12 @@ import sys, time, deepstack
 config = deepstack.load_config(sys.argv[1])
 deepstack.train(config, study="s", out=sys.argv[2], stop=lambda: time.sleep(float(sys.argv[3])))
 """
+
+
+def last_noted(folder: Path) -> int:
+    """Return the last step that a run has noted as sent, -1 for none."""
+    path = folder / "run.json"
+    return int(json.loads(path.read_text()).get("step", -1)) if path.exists() else -1
 
 
 def killed_and_resumed(
@@ -47,6 +54,9 @@ def killed_and_resumed(
             assert process.poll() is None, (folder / "output").read_text()
             for run in folder.glob("s/*/config.yaml"):
                 before.update(read(run.parent) if (run.parent / "checkpoint").exists() else {})
+                # A kill before the tracker's rows are noted may repeat them.
+                if tracker != "tensorboard" and last_noted(run.parent / tracker) < 1:
+                    return False
             return "steps/loss" in before
 
         until(shows_rows, what="rows in the tracker", seconds=120)

@@ -14,11 +14,11 @@ FLUSH_SECONDS = 5
 class EventLog:
     """Writes one event file into a folder.
 
-    first_step: the first step to be written; TensorBoard hides the values of this and later steps
-        that an interrupted run wrote.
+    first_step: the first step to be written, if an interrupted run wrote into the folder:
+        TensorBoard hides its values of this and later steps.
     """
 
-    def __init__(self, folder: Path, first_step: int = 0) -> None:
+    def __init__(self, folder: Path, first_step: int | None = None) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -28,7 +28,7 @@ class EventLog:
         self._writer = EventFileWriter(
             str(folder), flush_secs=FLUSH_SECONDS, filename_suffix=suffix
         )
-        if first_step > 0:
+        if first_step is not None:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._add(first_step, session_log=start)
 

@@ -18,7 +18,9 @@ class TensorBoardLog(Observer):
     def started(self, run: Started) -> None:
         self.path = run.folder.path
         first = run.first_step if run.first_step > 1 else 0
-        self.events = EventLog(self.path / "tensorboard", first)
+        folder = self.path / "tensorboard"
+        is_again = bool(first) or any(folder.glob("*tfevents*"))
+        self.events = EventLog(folder, first if is_again else None)
         self._open.callback(self.events.close)
         self.last_snapshot = first - 1
         if not first:

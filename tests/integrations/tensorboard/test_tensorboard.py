@@ -1,6 +1,7 @@
 """TensorBoard shows the values of a run, read back by its own reader (slow)."""
 
 import json
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,12 @@ import pytest
 from helpers.command_line import refusal, succeed
 from helpers.live_runs import STEPS, Steps, assert_every_row_once, killed_and_resumed
 from helpers.sampling import turn
-from helpers.small_runs import interrupted
+from helpers.small_runs import interrupted, small
 from helpers.tracked_runs import by_key, first_pictures, pictured, settings
 
 import deepstack
 from deepstack.config import config_hash, to_yaml
-from deepstack.records import Run
+from deepstack.records import Run, RunFolder
 
 needs_tensorboard = pytest.mark.skipif(
     find_spec("tensorboard") is None, reason="needs the extra [tensorboard]"
@@ -107,3 +108,16 @@ def test_steps_that_are_trained_again_are_shown_once(tmp_path: Path) -> None:
         log.close()
     read = [(event.step, round(event.value, 2)) for event in events(tmp_path).Scalars("x")]
     assert read == [(s, float(s)) for s in range(6)] + [(s, s + 0.06) for s in range(6, 13)]
+
+
+@needs_tensorboard
+def test_a_run_that_begins_again_hides_the_rows_of_its_first_start(tmp_path: Path) -> None:
+    """Killed before its first checkpoint, it has event files and begins at step 1."""
+    config = small(log__to=["tensorboard"], train__steps=3)
+    run = deepstack.train(config, out=tmp_path)
+    shutil.rmtree(run.path / "checkpoint")
+    RunFolder(run.path).write_status("interrupted", 0)
+    again = deepstack.train(config, out=tmp_path)
+    assert again.path == run.path
+    shown = [one.step for one in events(run.path / "tensorboard").Scalars("steps/loss")]
+    assert shown == [1, 2, 3]
