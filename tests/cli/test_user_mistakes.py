@@ -184,7 +184,7 @@ WRONG_WORDS: list[tuple[list[str], str]] = [
     (["train", QUICK, "train.epochs=3"], "did you mean 'train.steps'?"),
     (["train", QUICK, "model.layers=5"], "did you mean 'model.depth'?"),
     (["compare", STUDY, "--best", "learning_rate"], "did you mean 'train.lr'?"),
-    (["plot", "loss", STUDY], "did you mean final_loss_vs_depth, loss_vs_"),
+    (["plot", "loss", STUDY], "did you mean final_loss_vs_depth, loss_vs_compute, loss_vs_lr"),
     (["plot", "loss_vs_step", STUDY, "--panels", "foo"], "panels: unknown key 'foo'; allowed"),
     (["export", STUDY, "--where", "depth=2", "--to", "x"], "--where: found without --logs"),
     (["signal", QUICK, "--seeds", "-1"], "--seeds: found '-1'; allowed seeds from 0 on, as in"),
@@ -232,7 +232,12 @@ WRONG_WORDS: list[tuple[list[str], str]] = [
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        pytest.param(words, message, marks=needs_command(words[:1]))
+        pytest.param(
+            words,
+            message,
+            marks=needs_command(words[:1])
+            + ([needs("laws")] if "loss_vs_compute" in message else []),
+        )
         for words, message in WRONG_WORDS
     ],
 )

@@ -13,8 +13,17 @@ from deepstack.config.keys import setting_keys
 V = TypeVar("V")
 
 
+ADDITIONS = frozenset(
+    "attribution bound noise_scale sharpness answer calibrate conform coordinates depth_use diff "
+    "export laws own_trainer probe refine report signal transfer huggingface mlflow ray slurm "
+    "tensorboard tokenizers trackio wandb ledger".split()
+)
+"""The folders of all additions: a name that is not among them is a slip, not a missing folder."""
+
+
 def has(name: str) -> bool:
     """Return whether an addition is there; name: of its folder."""
+    assert name in ADDITIONS, name
     return any((ROOT / home / name).is_dir() for home in HOMES)
 
 
@@ -44,7 +53,8 @@ def is_missing(path: Path) -> bool:
     if words[0] == "tests":
         words = [*tests.get(words[1], "tests").split("/"), *words[2:]]
     home = next((home for home in HOMES if words[: home.count("/") + 1] == home.split("/")), None)
-    return home is not None and not has(words[home.count("/") + 1])
+    name = words[home.count("/") + 1] if home else ""
+    return name in ADDITIONS and not has(name)
 
 
 def needs_settings_of(path: Path) -> pytest.MarkDecorator:

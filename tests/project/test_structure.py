@@ -11,8 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from helpers import ROOT, TESTS
+from helpers.extensions import ADDITIONS
 
-from deepstack.base.extensions import public_names
+from deepstack.base.extensions import HOMES, public_names
 
 PACKAGE = ROOT / "deepstack"
 
@@ -156,6 +157,12 @@ def test_a_tool_or_instrument_names_its_question_and_the_page_that_asks_it() -> 
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         asked = re.search(r"^Question: .+\?\s+Asked in: (\S+)$", text, re.MULTILINE)
         assert asked and (ROOT / asked[1]).is_file(), path
+
+
+def test_the_tests_know_every_addition() -> None:
+    """Else `needs` of a new folder would be refused as a slip."""
+    homes = {path.parent.name for home in HOMES for path in ROOT.glob(f"{home}/*/__init__.py")}
+    assert homes <= ADDITIONS
 
 
 def test_a_type_checker_knows_the_public_names() -> None:
