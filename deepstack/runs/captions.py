@@ -97,7 +97,7 @@ def settings_line(runs: Sequence[Run], depth_settings: Iterable[Key] = ()) -> st
     Settings that vary are left out; a rate that is chosen for each depth has its two ends.
     """
     differing = varying(runs)
-    items = [f"{runs[0].get(key)} steps" for key in (STEPS,) if key not in differing]
+    items = [counted("{} steps", runs[0].get(STEPS))] if STEPS not in differing else []
     widths = [f"d_model {runs[0].get(WIDTH)}"] if WIDTH not in differing else []
     if LR not in differing:
         items.append(f"lr {value_text(runs[0].get(LR))}")
