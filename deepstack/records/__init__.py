@@ -15,6 +15,7 @@ from deepstack.records.files import mapping as mapping
 from deepstack.records.files import open_file as open_file
 from deepstack.records.files import parse_object as parse_object
 from deepstack.records.files import read as read
+from deepstack.records.files import refuse_links_below as refuse_links_below
 from deepstack.records.files import replace as replace
 from deepstack.records.files import replace_all as replace_all
 from deepstack.records.files import rewrite_end as rewrite_end

@@ -189,6 +189,12 @@ def refuse_links(folder: Path, below: Sequence[str]) -> None:
                     )
 
 
+def refuse_links_below(folder: Path) -> None:
+    """Raise ResourceError if a folder, at any depth, holds a link or a special file."""
+    for place, _, _ in os.walk(folder):
+        refuse_links(Path(place), ())
+
+
 def make_folder(path: Path, below: Path | None = None) -> list[Path]:
     """Make a folder and its missing parents durable; return the new ones.
 

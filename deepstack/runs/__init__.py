@@ -106,7 +106,6 @@ from deepstack.runs.tidy import array_statistics as array_statistics
 from deepstack.runs.tidy import seed_statistics as seed_statistics
 from deepstack.runs.tidy import tidy as tidy
 from deepstack.runs.tracked import Scalars as Scalars
-from deepstack.runs.tracked import layer_summaries as layer_summaries
 from deepstack.runs.tracked import logged_settings as logged_settings
 from deepstack.runs.tracked import scalars as scalars
 from deepstack.runs.trackers import Tracker as Tracker

@@ -18,9 +18,9 @@ from deepstack.training.meta import column_entries as column_entries
 from deepstack.training.meta import f0_norm as f0_norm
 from deepstack.training.meta import utc_now as utc_now
 from deepstack.training.muon import Muon as Muon
+from deepstack.training.observer import LogFile as LogFile
 from deepstack.training.observer import Observer as Observer
 from deepstack.training.observer import PlainLines as PlainLines
-from deepstack.training.observer import Row as Row
 from deepstack.training.observer import Started as Started
 from deepstack.training.observer import observer as observer
 from deepstack.training.optimizer import avoid_compiler_import as avoid_compiler_import

@@ -215,9 +215,17 @@ ROWS = (
     ),
     (
         "rows_of_a_tracker_are_sent_again", "training",
-        "if step > self._sent and known:", "if known:",
-        "tools/own_trainer/test_live_values.py"
-        "::test_values_arrive_before_the_command_ends_and_once_over_restarts",
+        "or not known or step <= self._first[kind]:", "or not known:",
+        "training/test_live_log.py"
+        "::test_a_run_that_fails_anywhere_has_each_row_once_after_its_resume",
+    ),
+    (
+        "an_evaluation_counts_as_sent_with_its_step", "training",
+        "for kind, step, _ in self._pending:\n                self._last[kind]",
+        "for kind, step in ((k, s) for _, s, _ in self._pending for k in KINDS):\n"
+        "                self._last[kind]",
+        "training/test_live_log.py"
+        "::test_a_run_that_fails_anywhere_has_each_row_once_after_its_resume",
     ),
     (
         "minutes_rounded_down", "integrations/slurm",

@@ -20,6 +20,9 @@ LONGEST_PARAMETER = 6000
 def quiet_mlflow() -> Any:
     """Return the class of MLflow's clients, with telemetry off and only warnings shown."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    # Of a server that does not answer: MLflow's own seven tries take minutes.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     from mlflow.tracking import MlflowClient
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)

@@ -1,8 +1,11 @@
 """Runs of MLflow while a run trains."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from deepstack.integrations.mlflow.client import (
     MOST_METRICS,
@@ -12,8 +15,7 @@ from deepstack.integrations.mlflow.client import (
     quiet_mlflow,
 )
 from deepstack.plots import heat_map_images
-from deepstack.records import Run, replace
-from deepstack.runs import logged_settings
+from deepstack.records import Run, refuse_links_below, replace
 from deepstack.training import LiveLog, Rows
 
 STATUS = {"done": "FINISHED", "interrupted": "KILLED"}  # FAILED for other states
@@ -24,29 +26,36 @@ class MlflowLog(LiveLog):
 
     name = "mlflow"
 
-    def open(self, run: Run, known: str | None) -> str:
+    def open(self, run: Run, known: str | None, settings: Mapping[str, Any]) -> str:
+        server = os.environ.get("MLFLOW_TRACKING_URI")
         folder = (run.path / self.name).resolve()
-        self._client = (
-            quiet_mlflow()(os.environ["MLFLOW_TRACKING_URI"])
-            if "MLFLOW_TRACKING_URI" in os.environ
-            else open_client(folder)
-        )
-        if known is not None:
+        if server is None:
+            refuse_links_below(folder)  # the database may be another's
+        self._client = open_client(folder) if server is None else quiet_mlflow()(server)
+        if known is None:
+            location = None if server else (folder / "artifacts").as_uri()
+            self._id = self._new_run(run, location, settings)
+        else:
             self._client.update_run(known, status="RUNNING")
             self._id = known
-            return known
-        experiment = self._client.get_experiment_by_name(run.study)
-        if experiment is None:
-            location = None
-            if "MLFLOW_TRACKING_URI" not in os.environ:
-                location = (folder / "artifacts").as_uri()
-            number = self._client.create_experiment(run.study, artifact_location=location)
-        else:
-            number = experiment.experiment_id
-        self._id = self._client.create_run(number, run_name=run.name).info.run_id
-        settings = {key: value for key, value in logged_settings(run).items() if key != "state"}
-        log_parameters(self._client, self._id, settings)
+        place = urlsplit(self._client.get_run(self._id).info.artifact_uri)
+        self._keeps_pictures = server is not None or (
+            place.scheme in ("", "file")
+            and Path(unquote(place.path)).resolve().is_relative_to(folder)
+        )
         return self._id
+
+    def _new_run(self, run: Run, location: str | None, settings: Mapping[str, Any]) -> str:
+        """Make a run of MLflow in the study's experiment; return its id."""
+        experiment = self._client.get_experiment_by_name(run.study)
+        number = (
+            self._client.create_experiment(run.study, artifact_location=location)
+            if experiment is None
+            else experiment.experiment_id
+        )
+        identity = str(self._client.create_run(number, run_name=run.name).info.run_id)
+        log_parameters(self._client, identity, settings)
+        return identity
 
     def send(self, rows: Rows) -> None:
         metrics = metrics_of(rows)
@@ -54,7 +63,7 @@ class MlflowLog(LiveLog):
             self._client.log_batch(self._id, metrics=metrics[i : i + MOST_METRICS])
 
     def end(self, run: Run, state: str) -> None:
-        if state != "interrupted":
+        if state != "interrupted" and self._keeps_pictures:
             with TemporaryDirectory() as temporary:
                 for key, _, png in heat_map_images(run):
                     folder, _, name = key.rpartition("/")

@@ -52,12 +52,13 @@ status() {  # status KEY: this value of the run's status.json
     head -n 1
 }
 
-child= asked= woken=
+child= asked= woken= ended=
 # The time is nearly up: save, then come back.
 trap 'asked=yes woken=yes; [ -z "$$child" ] || kill -TERM "$$child"' USR1
-# Preempted or cancelled: Slurm sends SIGTERM to the run as well, which saves. Here it is ignored:
-# bash's wait is at times wrong about a child that ends while a trap runs.
-trap '' TERM
+# Preempted or cancelled: no further run starts. While a run trains, Slurm sends SIGTERM to it as
+# well, which saves, and here it is ignored: bash's wait is at times wrong about a child that ends
+# while a trap runs.
+trap ended=yes TERM
 
 train() {  # run "$$run" and set its exit code, `code`
   # A run that takes its node along each time, or never gets to save, must not start for ever.
@@ -69,6 +70,7 @@ train() {  # run "$$run" and set its exit code, `code`
     return
   fi
   code=127
+  trap '' TERM
   (trap - TERM; exec $command) &
   child=$$!
   [ -z "$$asked" ] || kill -TERM "$$child"
@@ -80,6 +82,7 @@ train() {  # run "$$run" and set its exit code, `code`
     [ -n "$$woken" ] || break
   done
   child=
+  trap ended=yes TERM
   [ "$$code" != 0 ] || rm -f -- "$$starts"
 }
 
@@ -88,7 +91,7 @@ failed=0
 for run in "$${runs[@]:$$((SLURM_ARRAY_TASK_ID * $together)):$together}"; do
   case $$(status state) in done|diverged) continue;; esac
   code=143  # no time for another run
-  [ -n "$$asked" ] || train
+  [ -n "$$asked$$ended" ] || train
   case $$code in
     0) ;;
     143)  # it saved because it was asked to: the others wait for the next start

@@ -14,8 +14,8 @@ FLUSH_SECONDS = 5
 class EventLog:
     """Writes one event file into a folder.
 
-    first_step: the first step to be written, if an interrupted run wrote into the folder:
-        TensorBoard hides its values of this and later steps.
+    first_step: from which on TensorBoard hides the values that older files of the folder have;
+        None hides nothing.
     """
 
     def __init__(self, folder: Path, first_step: int | None = None) -> None:
@@ -55,6 +55,10 @@ class EventLog:
         lines = json.dumps(content, indent=2, ensure_ascii=False).splitlines()
         markdown = "\n".join(f"    {line}" for line in lines)
         self._add(step, summary=text_pb(tag, markdown))
+
+    def flush(self) -> None:
+        """Write the pending events to the disk."""
+        self._writer.flush()
 
     def close(self) -> None:
         """Write the pending events and close the file."""

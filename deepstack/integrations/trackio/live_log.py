@@ -3,12 +3,13 @@
 import io
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import redirect_stdout
+from typing import Any
 
 from deepstack.integrations.trackio.client import trackio_in
 from deepstack.plots import heat_map_images
-from deepstack.records import Run
-from deepstack.runs import logged_settings
+from deepstack.records import Run, refuse_links_below
 from deepstack.training import LiveLog, Rows
 
 
@@ -19,13 +20,14 @@ class TrackioLog(LiveLog):
     """
 
     name = "trackio"
+    write_seconds = 5.0  # a thread of its own writes
 
-    def open(self, run: Run, known: str | None) -> str:
+    def open(self, run: Run, known: str | None, settings: Mapping[str, Any]) -> str:
+        refuse_links_below(run.path / self.name)
         self._trackio = trackio_in(os.environ.get("TRACKIO_DIR", run.path / self.name))
-        settings = {key: value for key, value in logged_settings(run).items() if key != "state"}
         with redirect_stdout(sys.stderr):
             self._log = self._trackio.init(
-                project=run.study, name=run.name, config=settings, embed=False,
+                project=run.study, name=run.name, config=dict(settings), embed=False,
                 resume="never" if known is None else "must", auto_log_gpu=False, auto_log_cpu=False,
             )  # fmt: skip
         return str(self._log.id)

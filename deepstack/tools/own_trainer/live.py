@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from deepstack.base import DeepstackError
 from deepstack.records import RunFolder
 from deepstack.runs import known_trackers, live_logs
 from deepstack.tools.own_trainer.metric import Pattern, Value, from_json, lines_of, read_metric
@@ -21,12 +22,23 @@ class LiveValues:
 
     output, files: the output of the command, and its folder {run}.
     label: the setting's name.
+    keep: whether the command goes on from an earlier start.  Without it, its values are others,
+        and each start has a run of the tracker of its own.
+
+    A tracker that fails is left out; log.txt says why.
     """
 
     def __init__(
-        self, folder: RunFolder, output: Path, files: Path, trackers: Sequence[str], label: str
+        self,
+        folder: RunFolder,
+        output: Path,
+        files: Path,
+        trackers: Sequence[str],
+        label: str,
+        *,
+        keep: bool,
     ) -> None:
-        from deepstack.training import Started
+        from deepstack.training import LiveLog, Started
 
         known = folder.read_meta()["trainer"]
         self.folder, self.output, self.files = folder, output, files
@@ -38,6 +50,8 @@ class LiveValues:
         start: dict[str, Any] = {"folder": folder, "label": label, "depths": [], "parameters": 0}
         start |= {"first_step": 1, "steps": 0, "device": "", "references": {}}
         for log in self.logs:
+            if isinstance(log, LiveLog) and not keep:
+                log.forget(folder.path)
             log.started(Started(**start))
 
     def read(self) -> None:
@@ -55,8 +69,7 @@ class LiveValues:
         new = [(one, event) for one, event in new if one.step > self.steps[event]]
         for one, event in sorted(new, key=lambda pair: (pair[0].step, pair[1] == "evaluated")):
             self.steps[event] = one.step
-            for log in self.logs:
-                getattr(log, event)(one.step, {"loss": one.value})
+            self._tell(event, one.step, {"loss": one.value})
         now = time.monotonic()
         self.due = now + max(READ_SECONDS, (now - began) / READ_SHARE)
 
@@ -64,9 +77,19 @@ class LiveValues:
         """Pass the last values on, and the state of the run."""
         self.due = 0.0
         self.read()
-        for log in self.logs:
-            log.finished(self.folder.read_state(), max(self.steps.values()))
-            log.close()
+        self._tell("finished", self.folder.read_state(), max(self.steps.values()))
+
+    def _tell(self, event: str, *values: Any) -> None:
+        """Pass an event on to every tracker, and leave out those that fail."""
+        from deepstack.training import LogFile
+
+        for log in list(self.logs):
+            try:
+                getattr(log, event)(*values)
+            except Exception as error:  # the command goes on
+                self.logs.remove(log)
+                with suppress(DeepstackError):
+                    LogFile(self.folder).notify(f"log: {type(error).__name__}: {error}")
 
 
 def parse_trackers(value: object) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ class Supervisor:
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.order, self.folder = order, RunFolder(order["folder"])
+        self.environment = dict(os.environ)  # the command's: trackers add to that of this process
         self.signal: int | None = None
         for number in SIGNALS:
             signal.signal(number, self.handle)
@@ -60,7 +61,8 @@ class Supervisor:
             live = None
             if order["log_to"]:
                 places = (self.folder.path / OUTPUT, self.folder.path / FILES)
-                live = LiveValues(self.folder, *places, order["log_to"], order["label"])
+                more = order["log_to"], order["label"]
+                live = LiveValues(self.folder, *places, *more, keep=order["keep"])
             code = self.execute(live)
             if self.signal is not None:
                 self.folder.write_status("interrupted", 0)
@@ -88,7 +90,7 @@ class Supervisor:
                 command = subprocess.Popen(
                     self.order["arguments"],
                     cwd=self.order["place"],
-                    env=os.environ | self.order["environment"],
+                    env=self.environment | self.order["environment"],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

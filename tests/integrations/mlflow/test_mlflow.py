@@ -2,14 +2,19 @@
 
 import shlex
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from helpers.command_line import succeed
-from helpers.live_runs import STEPS, Steps, assert_every_row_once, killed_and_resumed
+from helpers.live_runs import STEPS, Steps, assert_every_row, killed_and_resumed
 from helpers.sampling import turn
-from helpers.tracked_runs import by_key, pictured
+from helpers.small_runs import interrupted
+from helpers.tracked_runs import by_key, pictured, settings
 
+import deepstack
+from deepstack.base.errors import ResourceError
 from deepstack.records import Run, find_runs
 from deepstack.tools.export.logs import export_logs
 
@@ -81,6 +86,27 @@ def test_mlflow_follows_a_run_through_a_kill(tmp_path: Path) -> None:
     status: list[str] = []
     run, before, shown = killed_and_resumed("mlflow", tmp_path, read)
     assert 0 < len(before["steps/loss"]) < STEPS
-    assert_every_row_once(shown)
+    assert_every_row(shown)
     assert status[0] == "RUNNING" and status[-1] == "FINISHED"
     assert list((run.path / "mlflow" / "artifacts").rglob("layers/grad_norm.png"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of mlflow's own code
+def test_a_run_folder_of_others_lets_mlflow_write_nowhere_else(tmp_path: Path) -> None:
+    """A link is refused; a database that names another folder for pictures gets none."""
+    pytest.importorskip("mlflow")
+    config = settings("log.to=[mlflow]")
+    run = interrupted(config, tmp_path, study="a")
+    folder, elsewhere = run.path / "mlflow", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("artifacts", "mlflow.db-journal"):
+        (folder / name).symlink_to(elsewhere)
+        with pytest.raises(ResourceError, match=rf"mlflow/{name} is a link"):
+            deepstack.train(config, study="a", out=tmp_path)
+        (folder / name).unlink()
+    with closing(sqlite3.connect(folder / "mlflow.db")) as database, database:
+        database.execute("update runs set artifact_uri = ?", [elsewhere.as_uri()])
+        database.execute("update experiments set artifact_location = ?", [elsewhere.as_uri()])
+    assert deepstack.train(config, study="a", out=tmp_path).state == "done"
+    assert not list(elsewhere.iterdir())

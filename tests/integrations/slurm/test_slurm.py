@@ -249,6 +249,16 @@ def test_a_task_of_several_runs_starts_none_after_one_that_was_asked_to_save(
     assert (process.returncode, node.log.read_text()) == (143, requeued)
 
 
+def test_a_task_that_is_ended_between_two_runs_starts_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`rm` is called once a run has ended, when no other has begun: here it sends the signal."""
+    node = Node(tmp_path, monkeypatch, "echo ran", together=3)
+    program(node.bin / "rm", 'kill -TERM $PPID; exec /bin/rm "$@"')
+    process = node.start(task=0)
+    assert (process.communicate(timeout=20)[0], process.returncode) == ("ran\n", 143)
+
+
 def test_a_run_that_never_gets_anywhere_does_not_start_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,9 @@
 """Trackers get the values of a command while it runs, in one run of the tracker over restarts."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.command_line import refusal, succeed
@@ -35,9 +37,9 @@ class Lines(LiveLog):
     rows: list[tuple[int, dict[str, float]]] = []  # noqa: RUF012
     states: list[str] = []  # noqa: RUF012
 
-    def open(self, run: Run, known: str | None) -> str:
+    def open(self, run: Run, known: str | None, settings: Mapping[str, Any]) -> str:
         self.opened.append(known)
-        return known or "first"
+        return known or f"id{len(self.opened)}"
 
     def send(self, rows: Rows) -> None:
         self.rows.extend(rows)
@@ -59,29 +61,85 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> type[Lines]:
     return Lines
 
 
-def test_values_arrive_before_the_command_ends_and_once_over_restarts(
+def start(
+    folder: RunFolder, text: str, *, keep: bool, code: int = 0, metrics: object = METRICS
+) -> LiveValues:
+    """Run a start of a command that prints lines, which are read one by one."""
+    meta = {"created": "now", "git": {}, "trainer": metrics}
+    files = begin(folder, "seed: 0\n", meta, columns_of("own"), keep=keep)
+    live = LiveValues(folder, folder.path / "output.txt", files, ["lines"], "own", keep=keep)
+    for line in text.splitlines():
+        with open(folder.path / "output.txt", "a") as output:
+            output.write(f"{line}\n")
+        live.due = 0.0
+        live.read()
+    end(folder, code)
+    live.finish()
+    return live
+
+
+def text_of(steps: range, loss: float = 0.0) -> str:
+    return "\n".join(f"iter {i}: loss {i}.5\nstep {i}: val loss {i + loss}" for i in steps)
+
+
+def rows_of(steps: range, loss: float = 0.0) -> list[tuple[int, dict[str, float]]]:
+    return [
+        row
+        for step in steps
+        for row in ((step, {"steps/loss": step + 0.5}), (step, {"evals/loss": step + loss}))
+    ]
+
+
+def test_values_arrive_before_the_command_ends_and_once_over_its_starts(
+    tmp_path: Path, lines: type[Lines], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a command that goes on from its files (`resume: true`)."""
+    arrived: list[int] = []
+    read = LiveValues.read
+    monkeypatch.setattr(
+        LiveValues, "read", lambda self: (read(self), arrived.append(len(lines.rows)))[0]
+    )
+    folder = RunFolder(tmp_path / "study" / "run")
+    start(folder, text_of(range(1, 3)), keep=True)
+    assert arrived[2] == 2  # before the command ends
+    start(folder, text_of(range(3, 5)), keep=True)
+    assert lines.rows == rows_of(range(1, 5))
+    assert lines.opened == [None, "id1"] and lines.states == ["done", "done"]
+
+
+def test_a_command_that_begins_again_has_its_own_run_of_the_tracker(
     tmp_path: Path, lines: type[Lines]
 ) -> None:
+    """Its values are others: those of its last start are there, whatever came before."""
     folder = RunFolder(tmp_path / "study" / "run")
-    meta = {"created": "now", "git": {}, "trainer": METRICS}
-    for last in (2, 3):
-        files = begin(folder, "seed: 0\n", meta, columns_of("own"), keep=False)
-        live = LiveValues(folder, folder.path / "output.txt", files, ["lines"], "own")
-        for step in range(1, last + 1):
-            with open(folder.path / "output.txt", "a") as output:
-                output.write(f"iter {step}: loss {step}.5\nstep {step}: val loss {step}\n")
-            live.due = 0.0
-            live.read()
-        # the last step waits until all of its values are known
-        assert [step for step, row in lines.rows if "evals/loss" in row][-1] == last - 1
-        end(folder, 0)
-        live.finish()
-    assert lines.rows == [
-        row
-        for step in (1, 2, 3)
-        for row in ((step, {"steps/loss": step + 0.5}), (step, {"evals/loss": float(step)}))
-    ]
-    assert lines.opened == [None, "first"] and lines.states == ["done", "done"]
+    start(folder, text_of(range(1, 4), loss=9.0), keep=False, code=3)
+    lines.rows.clear()
+    start(folder, text_of(range(1, 3), loss=1.0), keep=False)
+    assert lines.opened == [None, None] and lines.rows == rows_of(range(1, 3), loss=1.0)
+
+
+def test_a_metric_without_a_step_is_sent_beside_a_loss_with_large_ones(
+    tmp_path: Path, lines: type[Lines]
+) -> None:
+    metrics = METRICS | {"metric": {"pattern": r"val loss ([0-9.]+)"}}
+    folder = RunFolder(tmp_path / "study" / "run")
+    text = "iter 100: loss 2.5\nval loss 9\niter 200: loss 1.5\nval loss 8\n"
+    start(folder, text, keep=True, metrics=metrics)
+    evals = [(step, row) for step, row in lines.rows if "evals/loss" in row]
+    assert evals == [(1, {"evals/loss": 9.0}), (2, {"evals/loss": 8.0})]
+
+
+def test_a_tracker_that_fails_is_left_out_and_the_command_goes_on(
+    tmp_path: Path, lines: type[Lines], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("planted")
+
+    monkeypatch.setattr(lines, "evaluated", fail)
+    folder = RunFolder(tmp_path / "study" / "run")
+    live = start(folder, text_of(range(1, 3)), keep=False)
+    assert live.logs == [] and folder.read_state() == "done"
+    assert folder.log_path.read_text().count("log: OSError: planted") == 1
 
 
 def test_an_unknown_tracker_of_a_study_is_refused(tmp_path: Path) -> None:
