@@ -27,7 +27,7 @@ class Kind(Registry[type[D]]):
     """The definitions of one kind by name.
 
     key: the setting that names one; its options are in the section `options_key`.
-    base: the class below which all definitions of the kind stand.
+    base: the base class of the kind's definitions.
     """
 
     base: type[D]
@@ -83,9 +83,11 @@ class Definition:
     _base: ClassVar[Any] = None
 
     def __init_subclass__(cls, *, kind: Kind[Any] | None = None, name: str = "") -> None:
-        if kind is not None:
+        if isinstance(kind, Kind):
             cls._kind, cls._base, kind.base = kind, cls, cls
             return
+        if kind is not None:
+            raise PluginError(f"{cls.__name__}: found kind={kind!r}; allowed name={str(kind)!r}")
         owner = f"the {cls._kind.kind} {name or cls.__name__}"
         if name and not (cls.__doc__ or "").strip():
             raise PluginError(f"{owner}: its class needs a docstring with its equation")
@@ -105,8 +107,13 @@ class Definition:
 
 
 def definition_of(config: Any, key: str) -> Any:
-    """Return the definition that a configuration names; None if its kind is not imported."""
-    return KINDS[key].look_up(attrgetter(key)(config)) if key in KINDS else None
+    """Return the definition that a configuration names, for an estimate.
+
+    None if its kind is not imported, or has no such name: plugins may not be loaded yet, and
+    `check_definitions` refuses a wrong one.
+    """
+    name = attrgetter(key)(config)
+    return KINDS[key][name] if key in KINDS and name in KINDS[key] else None
 
 
 def kinds_of(config: Any) -> Iterator[tuple[Kind[Any], str, dict[str, Any]]]:

@@ -122,6 +122,7 @@ def options_of_class(
     """Return the inherited options and the annotated attributes of a class that have a default.
 
     Excluded are names that begin with '_', attributes of `base`, and those annotated as ClassVar.
+    Raises PluginError for a name that every object of `base` has: the object's value would hide it.
     """
     known = {*dir(base), *inspect.get_annotations(base)}
     names = [
@@ -133,6 +134,9 @@ def options_of_class(
         hints = inspect.get_annotations(cls, eval_str=True) if names else {}
     except Exception as error:  # evaluating an annotation can raise anything
         raise PluginError(f"{owner}: its annotations cannot be read: {error}") from error
+    hidden = {key for key in inspect.get_annotations(base) if key not in vars(base)}
+    for key in [key for key in inspect.get_annotations(cls) if key in hidden & {*vars(cls)}]:
+        raise PluginError(f"{owner}: every one has {key}; give the option another name")
     annotations = {key: option.annotation for key, option in inherited.items()}
     for key in names:
         if ClassVar not in (hints[key], get_origin(hints[key])):

@@ -18,6 +18,7 @@ from deepstack.config.sizes import (
     StackSizes,
     chunk_rows,
     layer_counts,
+    norm_size,
     parameter_count,
     width_inside,
 )
@@ -264,8 +265,7 @@ def saved_by_layers(
     """Return the bytes that all eager layers keep for the backward pass of a batch."""
     model, d = config.model, config.model.d_model
     matmul = 2 if config.train.precision == "bf16" else FP32  # of a number in a matrix product
-    norm = definition_of(config, "model.norm.kind")
-    norm_output = getattr(norm, "keeps_output", False)  # for the gradient of the gain
+    norm_output = norm_size(config).keeps_output  # for the gradient of the gain
     dropout = model.dropout > 0
 
     def common(n: int) -> int:

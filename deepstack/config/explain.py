@@ -214,7 +214,8 @@ def _meant_section(key: str, value: Any, options: list[Schema]) -> str:
     if name in keys and rest:
         return repr(shorten(f"{name}: {rest.lstrip(':= ')}"))
     named = [inner for inner, one in keys.items() if value in literals(one)]
-    if not named and "kind" in keys and word.isidentifier():  # a definition, whose names are open
+    is_name = isinstance(value, str) and word.isidentifier() and word not in keys
+    if not named and "kind" in keys and is_name:  # a definition, whose names are open
         named = ["kind"]
     return f"{key}.{named[0]}={value}" if named else ""
 

@@ -22,6 +22,39 @@ def chunk_rows(positions: int, vocab_size: int) -> int | None:
     return max(1, CHUNK_OF_LOGITS // vocab_size) if is_large else None
 
 
+class NormSize(NamedTuple):
+    """What a norm adds to estimates.
+
+    scalars: trained numbers beside gain and bias.
+    keeps_output: whether a step keeps its output before the gain.
+    """
+
+    scalars: int = 0
+    keeps_output: bool = True
+
+
+NORM_SIZES = {
+    "layer": NormSize(keeps_output=False),
+    "rms": NormSize(),
+    "batch": NormSize(keeps_output=False),
+    "dynamic_tanh": NormSize(scalars=1),
+    "dynamic_erf": NormSize(scalars=2),
+    "bounded_tanh": NormSize(scalars=1),
+}
+"""Of the norms of deepstack, which estimates need without torch; their classes read it."""
+
+
+def norm_size(config: Config) -> NormSize:
+    """Return what the norm of a configuration adds to estimates; the usual for an unknown one."""
+    kind = config.model.norm.kind
+    norm = definition_of(config, "model.norm.kind")
+    usual = NORM_SIZES.get(kind, NormSize())
+    return NormSize(
+        int(getattr(norm, "scalars", usual.scalars)),
+        bool(getattr(norm, "keeps_output", usual.keeps_output)),
+    )
+
+
 def parameter_count(config: Config, vocab_size: int) -> dict[str, int]:
     """Return the number of parameters by role, without empty roles and those that a scheme adds.
 
@@ -32,7 +65,7 @@ def parameter_count(config: Config, vocab_size: int) -> dict[str, int]:
     d_kv = width_of_keys(config)
     averaged = layers.decoder * (model.decoder_attention == "average")  # gates read two streams
     biases = 2 * (d + d_kv) + d_ff * (1 + model.gated) + d  # of self-attention and feed-forward
-    scalar = getattr(definition_of(config, "model.norm.kind"), "scalars", 0)
+    scalar = norm_size(config).scalars
     gain, bias = d * model.norm.gain + scalar, d * model.norm.bias
     of_heads, d_head = 2 * (every + cross - averaged) * model.qk_norm, d // model.n_heads
     head = {"tied": 0, "separate": vocab_size * d, "bert": d * d + 3 * d}[model.head]

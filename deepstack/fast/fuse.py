@@ -30,7 +30,7 @@ from deepstack.model.feed_forward import FeedForward
 from deepstack.model.query_key import QueriesAndKeys, Rotation
 from deepstack.model.stack import Layer
 from deepstack.model.sublayers import scaled_linear
-from deepstack.schemes.norms import DynamicTanh, RMSNorm, in_fp32, plain_norm
+from deepstack.schemes.norms import DynamicTanh, RMSNorm, in_fp32, norm_with_kernels
 
 
 def fuse(layers: Iterable[Layer], library: Library = "mkl") -> None:
@@ -119,7 +119,7 @@ def fused_feed_forward(module: FeedForward, library: Library) -> FusedSublayer |
 def query_operations(qk: QueriesAndKeys, n_heads: int) -> list[Operation] | None:
     """Return norms and rotation of queries and keys as operations on [q, k, v], or None."""
     operations: list[Operation] = []
-    norms = [n for one in (qk.q_norm, qk.k_norm) if (n := plain_norm(one))]
+    norms = [n for one in (qk.q_norm, qk.k_norm) if (n := norm_with_kernels(one))]
     if norms:
         operations.append(HeadNorm(norms, n_heads))
     elif qk.q_norm is not None:
@@ -138,14 +138,14 @@ def head_rotation(rotation: Rotation, n_heads: int) -> HeadRotation:
 
 def norm_function(norm: nn.Module) -> Callable[[Tensor], Tensor]:
     """Return a norm of the stack as a function that is faster than its module, or the module."""
-    plain = plain_norm(norm)
+    plain = norm_with_kernels(norm)
     if plain is not None and plain.gain is not None and plain.gain.is_cuda:
         rms = isinstance(plain, RMSNorm)
         return DeviceNorm(plain.gain, plain.bias, *plain.shape, plain.eps, rms)
     if isinstance(plain, RMSNorm) and any(p.is_cpu for p in plain.parameters()):
         node = FusedSublayer([RootMeanSquare(plain)])
         return lambda z: node(in_fp32(z))
-    if isinstance(norm, DynamicTanh) and type(norm) is DynamicTanh:
+    if type(norm) is DynamicTanh:
         scale, gain, bias = norm.scale, norm.gain, norm.bias
         if gain is not None and bias is not None:
             return lambda z: torch.addcmul(bias, torch.tanh(scale * z), gain)

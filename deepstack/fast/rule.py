@@ -24,7 +24,7 @@ from deepstack.model import Transformer, build_model, shallow
 from deepstack.model.attention import AttentionSublayer
 from deepstack.model.feed_forward import FeedForward
 from deepstack.schemes import NORMS, SCHEMES, StackNorm
-from deepstack.schemes.norms import plain_norm
+from deepstack.schemes.norms import norm_with_kernels
 
 # Largest tokens * d_model * d_ff at which kernel launches dominate a layer's time on a GPU.
 SMALL_LAYER = 2**26
@@ -289,6 +289,6 @@ def is_fully_fused(model: Transformer) -> bool:
     norms = [m for scheme in model.schemes for m in scheme.modules() if isinstance(m, StackNorm)]
     return (
         all(is_fusible(module) for module in sublayers)
-        and all(plain_norm(norm) and norm.gain is not None for norm in norms)
+        and all(norm_with_kernels(norm) and norm.gain is not None for norm in norms)
         and not (model.schemes[0].maps_stream or has_more_inside(model))
     )

@@ -8,7 +8,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from deepstack.base.errors import PluginError
 from deepstack.base.kinds import Definition, Kind
+from deepstack.config.sizes import NORM_SIZES
 from deepstack.schemes.role import parameter
 
 Statistics = Literal["own", "own_and_followed", "followed"]
@@ -33,6 +35,12 @@ class StackNorm(nn.Module, Definition, kind=NORMS):
         recorded and replayed.
     """
 
+    shape: tuple[int]
+    eps: float
+    start: float
+    roles: tuple[str, str]
+    gain: nn.Parameter | None
+    bias: nn.Parameter | None
     static: ClassVar[bool] = False
     fixes_scale: ClassVar[bool] = True  # whether the scale of the output is independent of z's
     by_token: ClassVar[bool] = True  # whether a token's output depends on that token alone
@@ -41,6 +49,8 @@ class StackNorm(nn.Module, Definition, kind=NORMS):
 
     def __init_subclass__(cls, *, name: str = "", static: bool = False, **more: Any) -> None:
         super().__init_subclass__(name=name, **more)
+        if name and cls.forward is nn.Module.forward:
+            raise PluginError(f"the norm {name}: it has no forward(self, z)")
         if name:
             cls.static = static
 
@@ -73,7 +83,7 @@ class LayerNorm(StackNorm, name="layer", static=True):
     variance.  Ba et al. 2016, arXiv:1607.06450.
     """
 
-    keeps_output = False
+    scalars, keeps_output = NORM_SIZES["layer"]
 
     def forward(self, z: Tensor) -> Tensor:
         # autocast on a CPU leaves z in bf16; on a GPU it converts z itself
@@ -101,7 +111,7 @@ class DynamicTanh(StackNorm, name="dynamic_tanh", static=True):
     """
 
     fixes_scale = False
-    scalars = 1
+    scalars, keeps_output = NORM_SIZES["dynamic_tanh"]
 
     def __init__(self, d: int, **common: Any) -> None:
         super().__init__(d, **common)
@@ -120,7 +130,7 @@ class DynamicErf(StackNorm, name="dynamic_erf", static=True):
     """
 
     fixes_scale = False
-    scalars = 2
+    scalars, keeps_output = NORM_SIZES["dynamic_erf"]
 
     def __init__(self, d: int, **common: Any) -> None:
         super().__init__(d, **common)
@@ -140,7 +150,7 @@ class BoundedTanh(StackNorm, name="bounded_tanh", static=True):
     the second norm of a layer may take its mean square from the first one: not so here.
     """
 
-    scalars = 1
+    scalars, keeps_output = NORM_SIZES["bounded_tanh"]
     KAPPA = 10.0
 
     def __init__(self, d: int, **common: Any) -> None:
@@ -165,7 +175,8 @@ class BatchNorm(StackNorm, name="batch", static=True):
     model without dropout trains in evaluation mode, and a probe must use its batch's statistics.
     """
 
-    by_token = keeps_output = False
+    by_token = False
+    scalars, keeps_output = NORM_SIZES["batch"]
     MOMENTUM = 0.1
     REMEMBERED = ("running_mean", "running_var", "batches")
     running_mean: Tensor
@@ -203,10 +214,14 @@ class BatchNorm(StackNorm, name="batch", static=True):
         self.running_var += share * (var - self.running_var)
 
 
-def plain_norm(module: object) -> LayerNorm | RMSNorm | None:
-    """Return a module that is a LayerNorm or an RMSNorm, else None: a subclass is another norm."""
-    is_plain = type(module) in (LayerNorm, RMSNorm)
-    return module if is_plain and isinstance(module, (LayerNorm, RMSNorm)) else None
+def norm_with_kernels(module: object) -> LayerNorm | RMSNorm | None:
+    """Return a module that is a LayerNorm or an RMSNorm, for which there are kernels, else None.
+
+    A subclass is another norm.
+    """
+    if type(module) is LayerNorm or type(module) is RMSNorm:
+        return module
+    return None
 
 
 def in_fp32(z: Tensor) -> Tensor:

@@ -9,11 +9,13 @@ from deepstack import config as conf
 from deepstack.base import plugins
 from deepstack.base.ending import Stop, stop_requests
 from deepstack.base.errors import ConfigError
+from deepstack.base.kinds import kinds_of
 from deepstack.base.notebook import in_notebook
 from deepstack.base.progress import NotebookView
+from deepstack.base.registry import Registry
 from deepstack.config.instruments import switches
 from deepstack.records import Run
-from deepstack.schemes import NORMS, SCHEMES
+from deepstack.schemes import SCHEMES
 from deepstack.sweeps.local import Local, default_workers, memory_budget
 from deepstack.sweeps.plan import Cell, plan, retry_states
 from deepstack.sweeps.pool import CellProgress, Pool
@@ -101,17 +103,17 @@ def notebook_bar() -> Callable[[Sequence[CellProgress]], None]:
 
 
 def refuse_local(cells: Sequence[Cell]) -> None:
-    """Raise ConfigError for a scheme, task or norm that the processes of the runs do not know."""
+    """Raise ConfigError for a definition that the processes of the runs do not know."""
     for cell in cells:
-        model, task = cell.config.model, cell.config.task
-        for kind, name, registry in (
-            ("scheme", model.scheme, SCHEMES),
-            ("task", task.name, TASKS),
-            ("norm", model.norm.kind, NORMS),
-        ):
+        named: list[tuple[Registry[Any], str]] = [
+            (SCHEMES, cell.config.model.scheme),
+            (TASKS, cell.config.task.name),
+            *((kind, name) for kind, name, _ in kinds_of(cell.config)),
+        ]
+        for registry, name in named:
             if not plugins.known_elsewhere(registry[name]):
                 raise ConfigError(
-                    f"the {kind} {name!r} is known to this process alone, and each run of a sweep "
-                    "is another: put it into a file, and call "
+                    f"the {registry.kind} {name!r} is known to this process alone, and each run "
+                    "of a sweep is another: put it into a file, and call "
                     "deepstack.load_plugins(['my_file.py'])"
                 )

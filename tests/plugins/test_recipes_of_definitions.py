@@ -1,6 +1,8 @@
 """The complete files of docs/extending for schedules, optimizers, activations, …, as plugins."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +10,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import ROOT
+from helpers import QUICK, ROOT
+from helpers.command_line import TINY, refusal, succeed
 from helpers.small_runs import data_of, interrupted, small, weights_of
 
 import deepstack
 from deepstack.base.errors import ConfigError
 from deepstack.base.kinds import KINDS, Kind
-from deepstack.cli.listing import definition_kinds, names_of_setting
+from deepstack.cli.listing import definition_kinds, names_of_setting, short_table
 from deepstack.config import Config, with_overrides
 from deepstack.model import build_model, flops_of
-from deepstack.records import Run
+from deepstack.records import Run, find_runs
 from deepstack.tasks import task_of
 from deepstack.training import mean_loss
 from deepstack.training.schedule import learning_rate
@@ -52,6 +55,32 @@ def test_every_kind_has_a_recipe_and_is_listed_without_torch() -> None:
     for setting, kind in KINDS.items():
         assert isinstance(kind, Kind) and names_of_setting(setting) == kind.names()
         assert all(definition.equation() for definition in kind.values())
+        listed = {row["name"]: row for row in short_table(f"{kind.kind}s")}
+        for name, definition in kind.items():
+            options = [option["name"] for option in listed[name]["options"]]
+            assert options == list(definition.options), name
+
+
+def sweep_recipe(setting: str, folder: Path) -> None:
+    """Sweep over two seeds with the file of a page: the runs are trained by other processes."""
+    page, name, _ = RECIPES[setting]
+    text = (ROOT / "docs" / "extending" / f"{page}.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    path = folder / f"{name}.py"
+    path.write_text(code, encoding="utf-8")
+    words = [f"{setting}={name}", "seed=0,1", "--plugin", path, "--out", folder, "--study", "s"]
+    succeed("sweep", QUICK, *TINY, *words, "-q")
+    assert [run.state for run in find_runs(folder / "s")] == ["done"] * 2
+
+
+def test_the_runs_of_a_sweep_have_the_norm_of_a_plugin(tmp_path: Path) -> None:
+    sweep_recipe("model.norm.kind", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", [one for one in RECIPES if one != "model.norm.kind"])
+def test_the_runs_of_a_sweep_have_the_definition_of_a_plugin(setting: str, tmp_path: Path) -> None:
+    sweep_recipe(setting, tmp_path)
 
 
 def test_the_schedule_of_the_recipe_is_the_rate_of_every_step(tmp_path: Path) -> None:
@@ -171,3 +200,71 @@ def test_the_optimizer_of_the_recipe_is_its_equation(replay: bool, tmp_path: Pat
     whole = deepstack.train(longer, out=tmp_path / "whole")
     interrupted(longer, tmp_path / "cut", at=3)
     assert data_of(deepstack.train(longer, out=tmp_path / "cut")) == data_of(whole)
+
+
+def norm_of(text: str, tmp_path: Path) -> Path:
+    """Write a norm of a plugin with this body."""
+    path = tmp_path / "mine_of_norms.py"
+    body = "\n    ".join(text.splitlines())
+    path.write_text(
+        "from deepstack.schemes import StackNorm\n\n\n"
+        f'class Mine(StackNorm, name="mine"):\n    """N(z) = z."""\n\n    {body}\n'
+    )
+    return path
+
+
+FORWARD = "def forward(self, z):\n    return self.scaled(z)"
+
+
+@pytest.mark.parametrize(
+    ("body", "words", "said"),
+    [
+        ("eps: float = 0.5\n" + FORWARD, [], "norm mine: every one has eps; give the option"),
+        ("gain: float = 1.0\n" + FORWARD, [], "norm mine: every one has gain; give the option"),
+        ("p: float = 2.0", [], "the norm mine: it has no forward(self, z)"),
+        (FORWARD, ["model.norm.kind_options.q=1"], "model.norm.kind_options.q"),
+        (
+            "by_token = False\n" + FORWARD, ["train.micro_batches=2"],
+            "model.norm.kind: found mine, which needs one process and train.shards=1",
+        ),
+        ("by_token = False\n" + FORWARD, ["model.family=decoder"], "model.norm.kind"),
+    ],
+)  # fmt: skip
+def test_a_norm_without_effect_or_place_is_refused(
+    body: str, words: list[str], said: str, tmp_path: Path
+) -> None:
+    path = norm_of(body, tmp_path)
+    more = ["model.norm.kind=mine", *words, "--plugin", path, "--out", tmp_path]
+    assert said in refusal(2, "train", QUICK, *TINY, *more)
+
+
+def test_a_norm_of_deepstack_takes_no_options_that_it_lacks() -> None:
+    message = refusal(2, "check", QUICK, "model.norm.kind_options.p=2")
+    assert "model.norm.kind_options" in message and "p" in message
+
+
+def test_the_kind_in_place_of_a_name_is_named(tmp_path: Path) -> None:
+    path = norm_of(FORWARD, tmp_path)
+    path.write_text(path.read_text().replace('name="mine"', 'kind="mine"'))
+    message = refusal(2, "check", QUICK, "model.norm.kind=mine", "--plugin", path)
+    assert "Mine: found kind='mine'; allowed name='mine'" in message
+
+
+COUNTS = """
+import sys
+from deepstack.config import parse_config
+from deepstack.config.estimate import memory_estimate
+from deepstack.config.sizes import parameter_count
+
+config = parse_config(f"model: {{norm: {{kind: {sys.argv[1]}}}}}")
+before = parameter_count(config, 17), memory_estimate(config)
+assert "torch" not in sys.modules
+import deepstack.schemes
+assert before == (parameter_count(config, 17), memory_estimate(config)), before
+"""
+
+
+@pytest.mark.parametrize("kind", ["rms", "dynamic_erf"])
+def test_estimates_are_equal_before_and_after_the_norms_are_imported(kind: str) -> None:
+    done = subprocess.run([sys.executable, "-c", COUNTS, kind], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

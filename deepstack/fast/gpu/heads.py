@@ -18,7 +18,7 @@ from deepstack.fast.gpu.products import Gradient
 from deepstack.fast.gpu.sublayer import DeviceAttention
 from deepstack.model.attention import Attention
 from deepstack.model.query_key import Rotation
-from deepstack.schemes.norms import LayerNorm, RMSNorm, plain_norm
+from deepstack.schemes.norms import LayerNorm, RMSNorm, norm_with_kernels
 
 
 class DeviceHeadNorm:
@@ -129,7 +129,7 @@ def attention_of(module: Attention) -> DeviceAttention | None:
         return None
     n_heads, n_kv_heads, qk = module.n_heads, module.n_kv_heads, module.qk
     operations: list[Operation] = []
-    norms = [n for one in (qk.q_norm, qk.k_norm) if (n := plain_norm(one))] if qk else []
+    norms = [n for one in (qk.q_norm, qk.k_norm) if (n := norm_with_kernels(one))] if qk else []
     if norms:
         operations.append(DeviceHeadNorm(norms, n_heads, n_kv_heads))
     rotation = qk.rotation if qk else None
@@ -145,5 +145,5 @@ def has_head_kernels(module: Attention) -> bool:
     qk = module.qk
     if qk is None and module.n_kv_heads == module.n_heads:
         return True  # it needs none
-    is_known = qk is None or all(n is None or plain_norm(n) for n in (qk.q_norm, qk.k_norm))
+    is_known = qk is None or all(n is None or norm_with_kernels(n) for n in (qk.q_norm, qk.k_norm))
     return is_known and kernels("head_kernels") is not None

@@ -21,7 +21,7 @@ from deepstack.fast.distributed import (
 from deepstack.model import build_model
 from deepstack.model.banks import Bank, global_norm
 from deepstack.model.build import Built
-from deepstack.schemes import Stream
+from deepstack.schemes import NORMS, Stream
 from deepstack.tasks import IGNORE, Batch
 from deepstack.training.optimizers import OPTIMIZERS
 from deepstack.training.plan import RunPlan
@@ -175,9 +175,9 @@ def refuse_cut_settings(config: conf.Config, ranks: RankGroup) -> None:
         ),
         (
             "model.norm.kind",
-            model.norm.kind == "batch" and (mode or train.parts > 1),
-            "found batch, which needs one process and train.shards=1 and train.micro_batches=1; "
-            "or use rms",
+            not NORMS[model.norm.kind].by_token and (mode or train.parts > 1),
+            f"found {model.norm.kind}, which needs one process and train.shards=1 and "
+            "train.micro_batches=1; or use rms",
         ),
         (
             "model.unique_layers",
