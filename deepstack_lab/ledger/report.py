@@ -53,11 +53,19 @@ def null_result(part: Part | Rule) -> str:
     return f"{part.null.value:.4g}: {part.null.meaning}"
 
 
+def needed(part: Part) -> str:
+    """Return the draws that would decide an undecided part, to two digits; empty if unknown."""
+    count = part.draws_needed
+    if not count:
+        return ""
+    return f"about {float(f'{count:.1e}'):,.0f}" if count < 10_000 else "over 10,000"
+
+
 def decision_text(part: Part) -> str:
     """Return a part's decision, with the draws it needs if undecided; 'beside' if not stated."""
     word: str = part.decision
     if part.draws_needed:
-        word += f" (needs {part.draws_needed} draws, has {part.draws})"
+        word += f" (needs {needed(part)} draws, has {part.draws})"
     return word if part.stated else f"beside: {word}"
 
 
@@ -117,7 +125,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     texts = (predicted, null_result, measured, interval, decision_text, cited, escaped, listed)
-    for text in (*texts, reach, reach_sentence):
+    for text in (*texts, needed, reach, reach_sentence):
         environment.filters[text.__name__] = text
     return environment
 
