@@ -9,19 +9,30 @@ from deepstack import config as conf
 from deepstack.base.errors import PluginError
 from deepstack.model.build import build_model
 from deepstack.model.initialise import IN_LAYERS
-from deepstack.model.stack import Stack
-from deepstack.schemes import Scheme, Tap, defined_at, stack_schemes, visible
+from deepstack.model.stack import Stack, norm_maker
+from deepstack.schemes import (
+    Scheme,
+    StackNorm,
+    Tap,
+    check_norm,
+    check_roles,
+    defined_at,
+    stack_schemes,
+    visible,
+)
 
 WIDEST = 1024  # beyond it even two layers take long
 TOKENS = 5  # of two sequences, at most
 
 
 def check_scheme(config: conf.Config) -> None:
-    """Check the scheme: compute its gains and pass two short sequences through a layer.
+    """Check the norm; compute the scheme's gains and pass two short sequences through a layer.
 
-    Raises PluginError if it returns a value other than a stream, (batch, seq, d_model), or changes
-    in place x or the G(x) of a sublayer, which other code reads.  Torch's random state is restored.
+    Raises PluginError for a norm without roles or of another shape.  Raises it too if the scheme
+    returns a value other than a stream, (batch, seq, d_model), or changes in place x or the G(x) of
+    a sublayer, which other code reads.  Torch's random state is restored.
     """
+    check_roles(norm_maker(config.model)(config.model.d_model))
     for scheme in stack_schemes(config).values():
         scheme.gain("embedding", 0)
         for role in IN_LAYERS:
@@ -37,6 +48,9 @@ def check_scheme(config: conf.Config) -> None:
         x = torch.randn(2, tokens, width, generator=random)
         for parameter in model.parameters():
             parameter.normal_(0.0, width**-0.5, generator=random)
+        norms = (one for one in model.modules() if isinstance(one, StackNorm))
+        if first := next(norms, None):
+            check_norm(first, x[..., : first.shape[0]])  # some are of one head
         for stack in model.stacks.values():
             memory = model.first_memory(torch.zeros(2, tokens, dtype=torch.int64))
             check_layer(stack, x.clone(), x.clone() if memory is None else memory)

@@ -85,6 +85,13 @@ def run_layers(layers: Layers, x: Stream, memory: Tensor | None = None) -> Strea
     return x
 
 
+def norm_maker(model: conf.Model) -> Callable[..., StackNorm]:
+    """Return the function of the width, and of roles, that makes the configured norm."""
+    norm = model.norm
+    options = norm.model_dump(exclude={"kind", "kind_options", "final_gain"})
+    return partial(NORMS.configured(norm.kind, norm.kind_options), **options)
+
+
 class Stack(nn.Module):
     """x_l = layer_l(x_{l-1}) for l = 1..depth, then the final norm if the scheme has one.
 
@@ -97,10 +104,7 @@ class Stack(nn.Module):
 
     def __init__(self, model: conf.Model, scheme: StackScheme, seq_len: int, joins: Joins) -> None:
         super().__init__()
-        d, norm = model.d_model, model.norm
-        options = norm.model_dump(exclude={"kind", "kind_options", "final_gain"})
-        norm_class = NORMS.configured(norm.kind, norm.kind_options)
-        make_norm: Callable[..., StackNorm] = partial(norm_class, **options)
+        d, make_norm = model.d_model, norm_maker(model)
         reads_encoder = scheme.place.side == "decoder" and model.family == "encoder_decoder"
         names: tuple[str, ...] = ("attention", "cross_attention", "feed_forward")
         if not reads_encoder or model.decoder_attention == "merged":
@@ -121,7 +125,7 @@ class Stack(nn.Module):
             Layer(one, make_sublayers(model, one, parts, rotation, joins)) for one in self.schemes
         ]
         self.layers = cast(Sequence[Layer], nn.ModuleList(layers))  # without an item type
-        kind, final_gain = scheme.scheme_class, norm.final_gain
+        kind, final_gain = scheme.scheme_class, model.norm.final_gain
         self.entry_norm = make_norm(d) if kind.entry_norm else None
         self.stream_norms = nn.ModuleList(make_norm(d) for _ in range(kind.stream_norms))
         options = {} if final_gain is None else {"gain": final_gain}

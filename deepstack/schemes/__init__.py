@@ -2,6 +2,8 @@
 
 from deepstack.base.registry import import_all
 from deepstack.schemes import hyper_connections as hyper_connections
+from deepstack.schemes.checks import check_norm as check_norm
+from deepstack.schemes.checks import check_roles as check_roles
 from deepstack.schemes.checks import defined_at as defined_at
 from deepstack.schemes.norms import NORMS as NORMS
 from deepstack.schemes.norms import BatchNorm as BatchNorm

@@ -1,4 +1,4 @@
-"""Checks of a scheme: its class at its definition, and its instances in a stack."""
+"""Checks of schemes: a class at its definition, its instances in a stack, and the norm."""
 
 import inspect
 from collections.abc import Collection, Sequence
@@ -158,6 +158,30 @@ def check_layers(schemes: Sequence[Any], base: Any) -> None:
                 )
 
 
+def check_roles(norm: Any) -> None:
+    """Raise PluginError unless the parameters of a norm have roles."""
+    for name, value in norm.named_parameters():
+        if not has_role(value):
+            raise PluginError(
+                f"the norm {norm.name}: its parameter {name} is torch's, without role and start; "
+                f"make it as {as_parameter(value, 'self.roles[0]')}"
+            )
+
+
+def check_norm(norm: Any, z: Tensor) -> None:
+    """Raise PluginError unless a norm's output for z is a tensor like z."""
+    found = norm(z)
+    if isinstance(found, Tensor) and found.shape == z.shape and found.dtype == z.dtype:
+        return
+    text = "None, as without `return`" if found is None else type(found).__name__
+    if isinstance(found, Tensor):
+        text = f"{tuple(found.shape)} of {found.dtype}"
+    raise PluginError(
+        f"the norm {norm.name}: {place_of(type(norm).forward)}forward gave {text} for z = "
+        f"{tuple(z.shape)} of {z.dtype}; allowed a tensor like z"
+    )
+
+
 def check_attributes(scheme: Any, base: Any) -> None:
     """Raise PluginError for tensors without a role, hidden methods of base and missing values."""
     owner = f"the scheme {scheme.name}"
@@ -186,7 +210,7 @@ def check_attributes(scheme: Any, base: Any) -> None:
             )
 
 
-def as_parameter(tensor: Tensor) -> str:
-    """Return the call that makes a trained parameter of a tensor's shape."""
+def as_parameter(tensor: Tensor, role: str = "'scheme'") -> str:
+    """Return the call that makes a trained parameter of a tensor's shape; role: its expression."""
     sizes = ", ".join(map(str, tensor.shape or (1,)))
-    return f"deepstack.schemes.parameter({sizes}, role='scheme', start=…)"
+    return f"deepstack.schemes.parameter({sizes}, role={role}, start=…)"

@@ -208,8 +208,8 @@ class RunPlan:
 
         Raises ConfigError, and PluginError for a scheme that computes no stream.
         """
-        _ = self.shallow
         check_scheme(self.config)
+        _ = self.shallow
         check_instruments(self.config.log)
 
 

@@ -228,6 +228,19 @@ FORWARD = "def forward(self, z):\n    return self.scaled(z)"
             "model.norm.kind: found mine, which needs one process and train.shards=1",
         ),
         ("by_token = False\n" + FORWARD, ["model.family=decoder"], "model.norm.kind"),
+        (
+            "def forward(self, z):\n    return z.mean(-1)", [],
+            "forward gave (2, 5) of torch.float32 for z = (2, 5, 8) of torch.float32",
+        ),
+        ("def forward(self, z):\n    self.scaled(z)", [], "forward gave None, as without `return`"),
+        (
+            "def __init__(self, d, **more):\n"
+            "    super().__init__(d, **more)\n"
+            "    self.a = __import__('torch').nn.Parameter(__import__('torch').ones(d))\n\n"
+            + FORWARD, [],
+            "the norm mine: its parameter a is torch's, without role and start; make it as "
+            "deepstack.schemes.parameter(8, role=self.roles[0], start=…)",
+        ),
     ],
 )  # fmt: skip
 def test_a_norm_without_effect_or_place_is_refused(
