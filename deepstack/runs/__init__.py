@@ -59,6 +59,8 @@ from deepstack.runs.paper_table import nats_cell as nats_cell
 from deepstack.runs.paper_table import paper_table as paper_table
 from deepstack.runs.quantities import growth as growth
 from deepstack.runs.result_table import result_table as result_table
+from deepstack.runs.role_table import TOGETHER as TOGETHER
+from deepstack.runs.role_table import role_updates as role_updates
 from deepstack.runs.runs import NO_CHOICE as NO_CHOICE
 from deepstack.runs.runs import Runs as Runs
 from deepstack.runs.runs import best_keys as best_keys

@@ -28,7 +28,7 @@ NO_TORCH = ("config", "records", "runs", "plots")
 # The other additions that one may import.
 MAY_IMPORT = {
     "answer": {"transfer"},
-    "calibrate": {"attribution", "probe"},
+    "calibrate": {"probe"},
     "huggingface": {"depth_use"},
     "own_trainer": {"answer"},
 }

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 
 from deepstack.config import ROLES
-from deepstack.instruments.attribution.role_updates import TOGETHER, role_updates
 from deepstack.plots import (
     COLOURS,
     DASHES,
@@ -27,6 +26,7 @@ from deepstack.plots import (
 )
 from deepstack.records import Run
 from deepstack.runs import (
+    TOGETHER,
     Fit,
     Runs,
     ceiling_of,
@@ -37,6 +37,7 @@ from deepstack.runs import (
     points_of,
     power_law_of_seeds,
     require,
+    role_updates,
     seed_statistics,
     shared_step,
 )

@@ -13,8 +13,8 @@ from typing import Any
 from deepstack import config as conf
 from deepstack.base import ConfigError
 from deepstack.config import without_snapshots
-from deepstack.instruments.attribution.role_updates import TOGETHER
 from deepstack.records import Run
+from deepstack.runs import TOGETHER
 from deepstack.sweeps import MEASURE_ONLY, CellProgress, sweep
 from deepstack.tools.calibrate.exponents import (
     HEAD,

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deepstack.instruments.attribution.role_updates import TOGETHER, role_updates
 from deepstack.records import Run
-from deepstack.runs import finite_or_none, seed_coefficient
+from deepstack.runs import TOGETHER, finite_or_none, role_updates, seed_coefficient
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from deepstack.records import Run
-from deepstack.runs import LR, SEED, depth_of, has_diverged_by, require
+from deepstack.runs.settings import LR, SEED, depth_of, require
+from deepstack.runs.statistics import has_diverged_by
 
 if TYPE_CHECKING:
     import pandas as pd
