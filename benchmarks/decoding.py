@@ -14,7 +14,7 @@ import torch
 
 from deepstack.config import Config, with_overrides
 from deepstack.model import build_model
-from deepstack_lab.ledger.decoding import generate
+from deepstack_lab.ledger import generate
 
 
 def main() -> None:

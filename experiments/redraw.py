@@ -52,9 +52,8 @@ from deepstack.plots import (
 )
 from deepstack.runs import OUTCOME_WORDS, Fit, Interval, Runs
 from deepstack.schemes import SCHEMES
-from deepstack.tools.coordinates.chart import LINE_STYLES
-from deepstack.tools.transfer.chart import typeset_law
-from deepstack.tools.transfer.table import PUBLISHED_LAWS
+from deepstack.tools.coordinates import LINE_STYLES
+from deepstack.tools.transfer import PUBLISHED_LAWS, typeset_law
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent

@@ -20,6 +20,7 @@ from deepstack.base.gc_control import gc_paused as gc_paused
 from deepstack.base.latex import HEAD as HEAD
 from deepstack.base.latex import table as table
 from deepstack.base.latex import tex as tex
+from deepstack.base.lazy_face import lazy_face as lazy_face
 from deepstack.base.progress import print_now as print_now
 from deepstack.base.registry import Registry as Registry
 from deepstack.base.registry import import_all as import_all

@@ -4,9 +4,9 @@ What commands of tools import stands in the block below, and is imported when it
 `deepstack --help` needs little of it.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from deepstack.base import lazy_face
 from deepstack.base.ending import one_line_endings
 
 with one_line_endings():  # an interrupt or a lack of memory may come during the imports
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from deepstack.cli.sweep_training import of_other_sweeps as of_other_sweeps
     from deepstack.cli.table import lay_out as lay_out
 
-_NAMES = {  # module -> names; a test compares them with the block above
+FACE = {  # module -> names; a test compares them with the block above
     "added_options": (
         "CompareTable",
         "LauncherOption",
@@ -127,9 +127,5 @@ _NAMES = {  # module -> names; a test compares them with the block above
     "table": ("lay_out",),
 }
 
-
-def __getattr__(name: str) -> Any:
-    for module, names in _NAMES.items():
-        if name in names:
-            return getattr(import_module(f"deepstack.cli.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker reports every other name
+    __getattr__ = lazy_face(__name__, FACE)

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from deepstack import calibrate
 from deepstack.config import Config, Study, load_config, with_overrides
 from deepstack.records import find_runs
 from deepstack.runs import UNKNOWN
-from deepstack.tools.calibrate.calibrate import calibrate
-from deepstack.tools.refine.refine import refine
-from deepstack.tools.transfer.table import Losses, final_losses, transfer
+from deepstack.tools.refine import refine
+from deepstack.tools.transfer import Losses, final_losses, transfer
 
 SCHEMES = (
     "post_ln,pre_ln,deepnorm,deepnorm_rates,rezero,layer_scale,peri_ln,sub_ln,depth_mup,"

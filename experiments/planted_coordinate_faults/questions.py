@@ -14,7 +14,7 @@ import pandas as pd
 from faults import MODELS, SIZES
 
 import deepstack
-from deepstack.tools.coordinates.result import CoordinateCheck
+from deepstack.tools.coordinates import CoordinateCheck
 
 
 class Question(NamedTuple):

@@ -20,8 +20,7 @@ import pandas as pd
 from faults import FAULTS, HELD_OUT, MODELS, RULES, SIZES, planted
 
 import deepstack
-from deepstack.tools.coordinates.exponents import exponents
-from deepstack.tools.coordinates.result import CoordinateCheck
+from deepstack.tools.coordinates import CoordinateCheck, exponents
 
 HERE = Path(__file__).parent
 SET = 5  # seeds of a check

@@ -17,7 +17,7 @@ from scipy.optimize import minimize
 
 from deepstack.plots import COLOURS, deepstack_style
 from deepstack.runs import Runs
-from deepstack.tools.signal.table import seed_rows, signal_layers
+from deepstack.tools.signal import seed_rows, signal_layers
 
 HERE = Path(__file__).parent
 OUTCOMES = HERE.parent / "who_diverges"

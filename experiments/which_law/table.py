@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from deepstack.runs import Runs
-from deepstack.tools.transfer.table import transfer_table
+from deepstack.tools.transfer import transfer_table
 
 LAWS = {"N^(-3/2)": -1.5, "N^(-1)": -1.0, "N^(-1/2)": -0.5, "N^0": 0.0}
 OWN = {"depth_mup": "N^0", "complete_p": "N^0"}  # the laws of the schemes' own papers

@@ -19,8 +19,7 @@ from deepstack.integrations.huggingface.folder import (
 )
 from deepstack.records import Analysis, RunFolder, sha256, write_analysis
 from deepstack.tasks import task_of
-from deepstack.tools.depth_use.external import analyze_model
-from deepstack.tools.depth_use.runs import HELD_OUT, TRAINING, draw
+from deepstack.tools.depth_use import HELD_OUT, TRAINING, analyze_model, draw
 
 SEQUENCE, SEQUENCES = 128, 8
 """Tokens of a sequence (fewer if the model has fewer positions), and sequences in a batch."""

@@ -11,7 +11,7 @@ from deepstack.tools.answer.found import Found, More, depths_text
 from deepstack.tools.answer.growth import MOST_RATES, rates_beyond, until_look
 from deepstack.tools.answer.looks import FIXED, Looks
 from deepstack.tools.answer.power import seeds_needed
-from deepstack.tools.transfer.table import Transfer, can_refine, losses_of, transfer
+from deepstack.tools.transfer import Transfer, can_refine, losses_of, transfer
 
 MOST_RUNS = 200  # beyond this number no further runs are advised
 METHOD = (

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from deepstack.base import ConfigError
 from deepstack.records import Run
 from deepstack.tools.calibrate.exponents import DepthExponents, interpolated_factors
-from deepstack.tools.probe.groups import Groups, names_by_group
-from deepstack.tools.probe.model import ExternalModel, Hidden
-from deepstack.tools.probe.probe import Probe
+from deepstack.tools.probe import ExternalModel, Groups, Hidden, Probe, names_by_group
 
 Loss = Callable[[int], Tensor]
 """The training loss of the model at step t = 1, 2, …, with its graph."""

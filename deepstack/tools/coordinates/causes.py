@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from deepstack.tools.coordinates.exponents import Exponent
+from deepstack.tools.coordinates.exponent_fits import Exponent
 from deepstack.tools.coordinates.rules import BRANCH, Module
 
 SOME = 0.25  # an exponent that is not 0

@@ -9,7 +9,7 @@ import torch
 from deepstack.base import ConfigError, unknown
 from deepstack.runs import LEAST_SEEDS
 from deepstack.tools.coordinates.cells import Cell, train_cell
-from deepstack.tools.coordinates.exponents import exponents, finite_part, values_table
+from deepstack.tools.coordinates.exponent_fits import exponents, finite_part, values_table
 from deepstack.tools.coordinates.kinds import modules_of, repeated_names
 from deepstack.tools.coordinates.result import CoordinateCheck
 from deepstack.tools.coordinates.rules import RULES, TOLERANCE

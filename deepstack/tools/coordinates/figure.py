@@ -21,7 +21,7 @@ from deepstack.plots import (
     tried_axis,
     untypeset,
 )
-from deepstack.tools.coordinates.exponents import Exponent, along
+from deepstack.tools.coordinates.exponent_fits import Exponent, along
 from deepstack.tools.coordinates.result import Break, CoordinateCheck, shown
 from deepstack.tools.coordinates.rules import RULES
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from deepstack.base import counted, signed_text
 from deepstack.tools.coordinates.causes import AT_START, cause_of, remedy
-from deepstack.tools.coordinates.exponents import Exponent, breaks
+from deepstack.tools.coordinates.exponent_fits import Exponent, breaks
 from deepstack.tools.coordinates.rules import RULES, Module
 
 WORDS = {

@@ -22,8 +22,10 @@ from deepstack.training import (
     usual_torch_modes,
 )
 
-HELD_OUT, TRAINING = 4, 16
-"""Batches of `train.batch_size` sequences by default: held-out ones, and ones for linear maps."""
+HELD_OUT: int = 4
+"""Held-out batches of `train.batch_size` sequences by default."""
+TRAINING: int = 16
+"""Training batches by default, for linear maps."""
 
 
 @usual_torch_modes()

@@ -18,7 +18,7 @@ from deepstack.tools.own_trainer.study_file import BASELINE, CANDIDATE
 if TYPE_CHECKING:
     from deepstack.records import RunFolder
     from deepstack.runs import Result
-    from deepstack.tools.answer.found import Found
+    from deepstack.tools.answer import Found
 
 BETTER, NOT_BETTER = 0, 10
 """Exit codes of `deepstack sweep --until decided` on a study with baseline and candidate, beside
@@ -56,8 +56,7 @@ def decide(study: Path, folders: Iterable[RunFolder]) -> Verdict:
     """Return the decision on the runs of a study that has stopped growing."""
     from deepstack.records import Run
     from deepstack.runs import Runs
-    from deepstack.tools.answer.looks import looks_at
-    from deepstack.tools.answer.sentence import find
+    from deepstack.tools.answer import find, looks_at
 
     runs = Runs(Run(folder.path) for folder in folders)
     results = runs.keep(lambda run: run.damage() is None, "none of these runs can be read").results

@@ -40,7 +40,7 @@ class RefineOption(SweepOption):
 
     def run(self, order: SweepOrder, training: Training) -> None:
         from deepstack.records import Run
-        from deepstack.tools.refine.refine import SEED, count_runs, find_optima
+        from deepstack.tools.refine.search import SEED, count_runs, find_optima
 
         key, study, seeds = str(self.refine), order.study, self.select_seeds
         chosen = None if seeds is None else whole_numbers("--select-seeds", seeds)

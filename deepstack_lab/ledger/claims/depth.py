@@ -192,7 +192,7 @@ def bound_over_update(seed: int, scheme: str, optimizer: str, steps: int) -> lis
     before, ratios = trial.values(), []
 
     def measure(step: int = 0) -> None:
-        from deepstack.instruments.bound.measure import bound
+        from deepstack.instruments.bound import bound
 
         nonlocal before
         moved = update.measure()["model_update_step"].item()
@@ -299,7 +299,7 @@ def condition(seed: int) -> Finding:
         parts.append(Part.mean(label, 1.0, values, **exact, null=post_ln))
 
     def gains(draw_seed: int) -> dict[str, Tensor]:
-        from deepstack.instruments.bound.measure import terms
+        from deepstack.instruments.bound import terms
 
         (snapshot,) = Trial(draw_seed, depth=6).snapshots()
         symbols = terms(snapshot)

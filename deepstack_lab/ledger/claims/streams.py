@@ -195,7 +195,7 @@ def effective_ratio(runs: Runs) -> Drawn:
     (five of a second set were undecided and asked for 23). An earlier study of three seeds was
     known.
     """
-    from deepstack.tools.depth_use.runs import analyze_run
+    from deepstack.tools.depth_use import analyze_run
 
     def ratio(run: Run) -> float:
         ratio = analyze_run(run.path, ["lens"])["lens"].scalars["effective_depth_ratio"]

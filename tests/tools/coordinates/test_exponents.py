@@ -10,7 +10,7 @@ from scipy import stats
 
 from deepstack.tools.coordinates.causes import RESIDUAL, cause_of, remedy
 from deepstack.tools.coordinates.cells import Cell, Value
-from deepstack.tools.coordinates.exponents import (
+from deepstack.tools.coordinates.exponent_fits import (
     Exponent,
     breaks,
     exponents,

@@ -16,7 +16,7 @@ from deepstack.base.errors import ConfigError
 from deepstack.config import Study
 from deepstack.records import Run, find_runs
 from deepstack.sweeps import Cell, Launcher
-from deepstack.tools.refine.refine import FEWEST, MOST, Search, count_runs, failure, refine
+from deepstack.tools.refine.search import FEWEST, MOST, Search, count_runs, failure, refine
 
 MATRICES = ("q", "k", "v", "o", "w1", "w2")
 # Learning rates and updates need neither evaluations nor records of layers.
@@ -63,7 +63,7 @@ class Here(Launcher):
 
 @pytest.fixture(autouse=True)
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deepstack.tools.refine.refine.sweep", small_runs.sweep_here)
+    monkeypatch.setattr("deepstack.tools.refine.search.sweep", small_runs.sweep_here)
     monkeypatch.setattr("deepstack.sweeps.Local", Here)
     monkeypatch.setattr("deepstack.sweeps.pool.POLL_SECONDS", 0.001)
 
