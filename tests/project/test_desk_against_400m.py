@@ -13,14 +13,11 @@ import pytest
 from helpers import ROOT
 
 from deepstack.config import load_study
-from deepstack.runs.best import bests_of
-from deepstack.runs.outcomes import Result
 from deepstack.sweeps import expand
 
 FOLDER = ROOT / "experiments/desk_against_400m"
 sys.path.insert(0, str(FOLDER))
 pairs: Any = import_module("pairs")
-runner: Any = import_module("run")
 
 
 class FakeRun:
@@ -98,19 +95,6 @@ def test_two_seeds_and_the_other_seeds_agree_with_each_other() -> None:
     losses = pd.DataFrame({"a": [1.0, 1.0, 9.0], "b": [2.0, 2.0, 2.0], "c": [0.0, 0.0, 0.0]})
     every = [("a", "b"), ("a", "c")]
     assert pairs.halves_agreement(every, losses) == pytest.approx(0.5)
-
-
-def test_a_best_rate_at_the_edge_asks_for_the_next_one() -> None:
-    def next_rate(losses: dict[float, float]) -> float | None:
-        ends = [Result("A", "A", 16, rate, 10, "done", x, None) for rate, x in losses.items()]
-        (best,) = bests_of(ends)
-        return runner.next_rate(best)
-
-    assert next_rate({2e-3: 3.0, 4e-3: 2.0, 8e-3: 2.5}) is None
-    assert next_rate({2e-3: 1.0, 4e-3: 2.0, 8e-3: 2.5}) == 1e-3
-    assert next_rate({2e-3: 3.0, 4e-3: 2.0, 8e-3: 1.0}) == 1.6e-2
-    assert next_rate({5e-4: 1.0, 1e-3: 2.0}) is None
-    assert next_rate({1.6e-2: 2.0, 3.2e-2: 1.0}) is None
 
 
 def test_the_study_has_each_published_design_once_in_their_order() -> None:
