@@ -19,6 +19,8 @@ from deepstack.cli.output import emit_facts, show_work
 from deepstack.cli.study_kinds import naming_other_kinds
 from deepstack.config import Config
 
+NOT_HERE = "not on this machine: train refuses to start here"
+
 
 @command("Runs", "deepstack check quick model.depth=1000", place=3)
 def check_command(
@@ -47,6 +49,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
         bf16_support,
         choose_device,
         device_is_here,
+        find_parts,
         memory_limit,
         refuse_cut_settings,
     )
@@ -63,6 +66,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
     evaluation = plan.evaluation()
     counts = build_model(settings, vocab_size=task.vocab_size, device="meta").banks.count()
     plan.check()
+    find_parts(plan)
     refuse_cut_settings(settings, plan.ranks)
     flops = plan.flops
     final, disk = plan.disk
@@ -99,6 +103,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
         **{name.replace("_", " "): value for name, value in evaluation.references.items()},
         **{f"parameters {role}": number for role, number in counts.items()},
         "parameters": sum(counts.values()),
+        **({} if device else {"device": f"{settings.runtime.device}, {NOT_HERE}"}),
         **({"bf16": bf16_support(device)} if half and device is not None else {}),
         **({"replay": executor[0]} if executor else {}),
         **({"layers computed twice, at once": every} if every else {}),

@@ -27,6 +27,7 @@ from deepstack.records import ENDED, Run
 from deepstack.records.files import LARGEST_TEXT, make_folder, read, replace
 from deepstack.records.opened import followed
 from deepstack.sweeps import Cell, CellProgress
+from deepstack.training import device_is_here
 
 if TYPE_CHECKING:
     from deepstack.cli.added_options import LauncherOption, SweepOrder
@@ -73,10 +74,14 @@ class SweepTraining:
         budget = sweeps.memory_budget(self.memory)
         with opt.located(self.path, self.settings):
             cells = sweeps.plan(study, study=order.name, out=order.out)
+            if not self.launcher:  # another machine has other packages and runs
+                sweeps.refuse_missing(cells, self.retried)
         if not order.quiet and (widths := fitted_widths(cells)):
             log(widths)
         workers = order.workers or sweeps.default_workers(cells)
         if order.dry_run:
+            if not self.launcher and not order.quiet and (line := missing_device(cells)):
+                log(line)
             emit_plan(plan_rows(study, cells, workers, self.retried), order.json)
             return []
         todo = [cell for cell in cells if sweeps.is_wanted(cell, self.retried)]
@@ -162,6 +167,14 @@ class SweepTraining:
             log("--max-hours are over; repeat the command to continue")
         if any(entry.state not in ("done", "diverged") for entry in progress):
             raise typer.Exit(3)
+
+
+def missing_device(cells: Sequence[Cell]) -> str:
+    """Return a line if this machine lacks the device of some runs, which it refuses to start."""
+    runtimes = {cell.config.runtime for cell in cells}
+    missing = {runtime.device for runtime in runtimes if not device_is_here(runtime)}
+    names = ", ".join(sorted(missing))
+    return f"runtime.device: {names} is not on this machine: no run starts here" if names else ""
 
 
 def fitted_widths(cells: Sequence[Cell]) -> str:

@@ -5,6 +5,7 @@ from deepstack.sweeps.fork_server import ForkServer as ForkServer
 from deepstack.sweeps.local import Local as Local
 from deepstack.sweeps.local import default_workers as default_workers
 from deepstack.sweeps.local import memory_budget as memory_budget
+from deepstack.sweeps.local import refuse_missing as refuse_missing
 from deepstack.sweeps.local import visible_gpus as visible_gpus
 from deepstack.sweeps.plan import RUN_AGAIN as RUN_AGAIN
 from deepstack.sweeps.plan import Cell as Cell

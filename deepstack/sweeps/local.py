@@ -3,7 +3,7 @@
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,16 @@ from deepstack import config as conf
 from deepstack.base import plugins
 from deepstack.base.errors import ConfigError
 from deepstack.sweeps.fork_server import ForkedProcess, ForkServer
-from deepstack.sweeps.plan import Cell, requirements_of, train_arguments
+from deepstack.sweeps.plan import (
+    Cell,
+    CellCache,
+    is_wanted,
+    named_in_errors,
+    requirements_of,
+    train_arguments,
+)
 from deepstack.sweeps.pool import Launcher
-from deepstack.training import choose_device, choose_threads
+from deepstack.training import RunPlan, choose_device, choose_threads, find_parts
 
 # The share of the free memory that all runs together may use.
 SHARE = 0.9
@@ -209,3 +216,17 @@ def query_gpus() -> str:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
+
+
+def refuse_missing(cells: Sequence[Cell], retry: Collection[str] = ()) -> None:
+    """Raise ConfigError if a run that is to start needs a tracker or a run that is not here."""
+    cache, seen = CellCache(), set()
+    for cell in cells:
+        config = cell.config
+        names, start = tuple(config.log.to), config.model.start
+        key = (names, repr((config.model, config.task)) if start else "")  # without seed and rate
+        if not (names or start) or key in seen or not is_wanted(cell, retry):
+            continue
+        seen.add(key)
+        with named_in_errors(cell.values):
+            find_parts(RunPlan(config, cache.task(config)))

@@ -164,7 +164,7 @@ def _cells(study: conf.Study, cache: CellCache) -> Iterator[tuple[conf.Config, c
         )
     seen: set[str] = set()
     for combination in study.combinations():
-        with named_in_errors(combination):
+        with named_in_errors(combination.values):
             config = conf.with_overrides(study.base, combination.settings)
             conf.refuse_absurd(config, extra_memory(config))
             combination = with_width(combination, config.model)
@@ -185,15 +185,15 @@ def with_width(combination: conf.Combination, model: conf.Model) -> conf.Combina
 
 
 @contextmanager
-def named_in_errors(combination: conf.Combination) -> Iterator[None]:
+def named_in_errors(values: Mapping[str, Any]) -> Iterator[None]:
     """Add the values of a cell to a ConfigError of the block."""
     try:
         yield
     except PluginError:
         raise
     except ConfigError as error:
-        values = ", ".join(f"{key}={value}" for key, value in combination.values.items())
-        where = f"in the run of {values}: " if values else ""
+        text = ", ".join(f"{key}={value}" for key, value in values.items())
+        where = f"in the run of {text}: " if text else ""
         raise ConfigError(f"{where}{error}", key=error.key) from None
 
 
@@ -212,7 +212,7 @@ def plan(
     cells = []
     used_names: set[str] = set()
     for config, combination in _cells(as_study(base, grid), cache):
-        with named_in_errors(combination):
+        with named_in_errors(combination.values):
             run = RunPlan(config, cache.task(config), out / study)
             parameters = cache.parameters(config, run.task.vocab_size)
         try:

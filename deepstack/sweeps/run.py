@@ -16,7 +16,7 @@ from deepstack.base.registry import Registry
 from deepstack.config.instruments import switches
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
-from deepstack.sweeps.local import Local, default_workers, memory_budget
+from deepstack.sweeps.local import Local, default_workers, memory_budget, refuse_missing
 from deepstack.sweeps.plan import Cell, plan, retry_states
 from deepstack.sweeps.pool import CellProgress, Pool
 from deepstack.tasks import TASKS
@@ -75,6 +75,7 @@ def sweep(
     budget = memory_budget(memory)
     cells = plan(config, grid, study=name, out=Path(out))
     refuse_local(cells)
+    refuse_missing(cells, retried)
     launcher = Local(cells, name, Path(out), workers or default_workers(cells), budget=budget)
     seconds = None if max_hours is None else 3600 * max_hours
     show = show or (notebook_bar() if in_notebook() else lambda progress: None)

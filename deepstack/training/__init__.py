@@ -35,6 +35,7 @@ from deepstack.training.parts.ranks import refuse_cut_settings as refuse_cut_set
 from deepstack.training.plan import RunPlan as RunPlan
 from deepstack.training.plan import memory_needed as memory_needed
 from deepstack.training.plan import run_name as run_name
+from deepstack.training.preflight import find_parts as find_parts
 from deepstack.training.recorder import Divergence as Divergence
 from deepstack.training.recorder import Recorder as Recorder
 from deepstack.training.recorder import open_logs as open_logs

@@ -43,16 +43,24 @@ def plan_run(
     study_folder = Path(out) / conf.checked_study(study or config.name or "runs")
     refuse_non_utf8_path(Path(out).absolute())
     refuse_missing_plugins(config, study_folder)
-    live_logs(config.log.to)
     stop = stop or (lambda: None)
     plan = RunPlan(config, task_of(config), study_folder, stop=stop)
     plan.check()
-    parts = [*([parent] if parent else []), *parts_of(plan)]
+    parts = [*([parent] if parent else []), *find_parts(plan)]
     device = choose_device(config.runtime)
     ranks = join_ranks(device, stop)
     ranks.share(config.train.batch_size)
     refuse_cut_settings(config, ranks)
     return replace(plan, device=device, ranks=ranks, parts=parts)
+
+
+def find_parts(plan: RunPlan) -> list[RunPart]:
+    """Return the parts of a run whose trackers and starting point are on this machine.
+
+    Raises ConfigError for a tracker of `log.to` or a run of `model.start` that is not.
+    """
+    live_logs(plan.config.log.to)
+    return list(parts_of(plan))
 
 
 def refuse_non_utf8_path(out: Path) -> None:
