@@ -288,7 +288,11 @@ def sizes_of_gradients(seed: int) -> Finding:
 
 def output_gradient(seed: int, scheme: str, depth: int) -> float:
     """Return ‖∂L/∂F‖ of the first batch at the start."""
-    trial = Trial(seed, scheme=scheme, depth=depth)
+    return gradient_of_output(Trial(seed, scheme=scheme, depth=depth))
+
+
+def gradient_of_output(trial: Trial) -> float:
+    """Return ‖∂L/∂F‖ of the first batch with the present parameters."""
     inputs, targets = trial.batch(1)
     hidden = trial.model.hidden(inputs).detach().requires_grad_()
     logits = trial.model.head(hidden, trial.model.embedding)
