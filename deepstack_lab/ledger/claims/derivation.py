@@ -113,8 +113,8 @@ def change_of_a_sublayer(seed: int) -> Drawn:
     """∂f_l/∂x_l ≍ 1, and ‖Δx_{l+1}‖ ≤ ‖Δx_l‖ + √(v² + w²)/√(α² + v²w²) ‖Δθ_l‖, which is below
     ‖Δx_l‖ + √(v² + w²)/α ‖Δθ_l‖.
 
-    DeepNorm of 6 layers at the start, d = 32, task text, 24 seeds; α, v, w of each sublayer, norms
-    as root mean squares over 64 tokens. θ_l are the matrices of the value path.
+    DeepNorm of 6 layers at the start, d = 32, task text, 24 seeds. α, v, w are those of each
+    sublayer, norms root mean squares over 64 tokens, and θ_l the matrices of the value path.
     """
     drawn = gather(slack(draw_seed) for draw_seed in seeds(seed, 24))
     result = {
@@ -170,20 +170,28 @@ def output_gradient_after_training(seed: int) -> Drawn:
     return result
 
 
+DECAY = "Post-LN, {} layers: slope of ln ‖∂L/∂W_2‖ in l"
+IS_POSITIVE = f"{DECAY.format(96)}, at least 0"
+
+
 @claim(
     "C68", LAYER_CAKE, place="section 4.3",
-    rules=tuple(
-        Rule(f"Post-LN, {depth} layers: slope of ln ‖∂L/∂W_2‖ in l", 0.05, ">=",
-             null=Null(0.0, "equal in every layer"))
-        for depth in (24, 96)
+    rules=(
+        *(
+            Rule(DECAY.format(depth), 0.05, ">=", null=Null(0.0, "equal in every layer"))
+            for depth in (24, 96)
+        ),
+        Rule(IS_POSITIVE, 0.0, ">=", stated=False, null=Null(0.0, "equal in every layer")),
     ),
 )  # fmt: skip
 def exponential_decay(seed: int) -> Drawn:
     """‖∂F/∂θ_i‖ falls exponentially with 2N − i, as On Layer Normalization in the Transformer
     Architecture says.
 
-    Post-LN at the start, d = 32, task text, 16 seeds; 0.05 a layer is a factor of twenty in 60
-    layers. XI-1 has the last layer alone, C9 the formula for DeepNorm.
+    Post-LN at the start, d = 32, task text, 40 seeds (16 were undecided and asked for 28). No rate
+    is stated, and the formula's is infinite at α = v = w = 1; 0.05 a layer is a factor of twenty in
+    60 layers. The last part was added after the first run. XI-1 has the last layer alone, C9 the
+    formula for DeepNorm.
     """
 
     def slope(draw_seed: int, depth: int) -> float:
@@ -193,12 +201,11 @@ def exponential_decay(seed: int) -> Drawn:
         logs = bank.gradients().double().flatten(1).norm(dim=1).log()
         return slopes(range(depth), logs[None]).item()
 
-    return {
-        f"Post-LN, {depth} layers: slope of ln ‖∂L/∂W_2‖ in l": per_seed(
-            partial(slope, depth=depth), seeds(seed, 16)
-        )
+    drawn = {
+        DECAY.format(depth): per_seed(partial(slope, depth=depth), seeds(seed, 40))
         for depth in (24, 96)
     }
+    return {**drawn, IS_POSITIVE: drawn[DECAY.format(96)]}
 
 
 POWERS = {"0": 0.0, "¼": 0.25, "½": 0.5}
@@ -227,9 +234,10 @@ def power_in_deep_stacks(seed: int) -> Drawn:
     """‖θ_i‖ ≪ 1 at the start, and too small an α lets θ leave its start within few steps, which
     endangers a thousand layers; too large an α converges slowly.
 
-    α = (2N)^p, β = α/√(4N), as C40, at N = 200: gradient descent on the matrices that β starts, 15
-    steps, task markov, d = 32, six seeds. ≪ 1 is read as a third or less, danger and slowness as a
-    loss above that at p = ¼, mean of the last five steps.
+    α = (2N)^p, β = α/√(4N), as C40, at N = 200. 15 steps of gradient descent on the matrices that β
+    starts, task markov, d = 32, 18 seeds (six were undecided and asked for 18). ≪ 1 is read as a
+    third or less. Danger and slowness are read as a loss above that at p = ¼, mean of the last five
+    steps.
     """
     alphas = [(2 * DEEP) ** power for power in POWERS.values()]
     roles = list(VALUE_PATH)
@@ -254,7 +262,7 @@ def power_in_deep_stacks(seed: int) -> Drawn:
     def of_seed(draw_seed: int) -> Sequence[Sequence[Sequence[float]]]:
         return [[sample(draw_seed, lr, p) for p in POWERS.values()] for lr in (0.1, 1.0)]
 
-    drawn = per_seed(of_seed, seeds(seed, 6))
+    drawn = per_seed(of_seed, seeds(seed, 18))
     moved, loss, gain, norm = drawn.to(F64).unbind(dim=3)  # (seeds, rates, powers) each
     less, names = loss - loss[..., 1:2], list(POWERS)
     return {

@@ -118,9 +118,10 @@ def bounded_sensitivity(seed: int) -> Drawn:
     """L2 is the Lipschitz constraint: it lowers C(w), and a small C(w) gives f_{w+Δw} ≈ f_w and a
     small gap of validation and training loss; activations need bounded derivatives, as ReLU's.
 
-    Six λ from 0 to 0.3 of L2 with Adam, two batches again and again for 32 steps as C46, 2 layers,
-    d = 32, task text, 12 seeds, each a rank correlation over six stacks. Δw is the same noise of
-    deviation 1e-3 for all λ; Π‖W‖₂ is an upper bound on C(w) without norms alone.
+    Six λ from 0 to 0.3 of L2 with Adam, 32 steps on the same two batches, 2 layers, d = 32, task
+    text, 12 seeds. Each seed gives a rank correlation over six stacks. Δw is the same noise of
+    deviation 1e-3 for all λ. Π‖W‖₂ is an upper bound on C(w) without norms alone. λ changes the
+    bound and the gap, so that the correlation does not show that one causes the other.
     """
     result: dict[str, Any] = {}
     for stack, keys in BOUNDED_STACKS.items():
@@ -140,7 +141,7 @@ def bounded_sensitivity(seed: int) -> Drawn:
 
 
 @claim(
-    "C72", READING_NOTES, place="标准化", source_range=NO_SIZES,
+    "C72", READING_NOTES, tier="cpu", place="标准化", source_range=NO_SIZES,
     trials=(POST_LN | {"depth": 3, "steps": 90, "task": "markov"},),
     rules=(
         *(
@@ -157,15 +158,16 @@ def bounded_sensitivity(seed: int) -> Drawn:
 def stored_prior(seed: int) -> Drawn:
     """Centring and biases store a prior of the data, which hurts transfer to other data.
 
-    C47's two Markov chains of different stationary distributions: 60 steps of Adam at 3e-3 on the
-    first and 30 on the second, mean loss of the last ten; 3 layers, d = 32, 12 seeds. The head's
-    bias stays in both.
+    C47's two Markov chains have different stationary distributions. 60 steps of Adam at 3e-3 on the
+    first and 30 on the second, mean loss of the last ten, 3 layers, d = 32, 44 seeds (12 were
+    undecided and asked for 42). The head's bias stays in both. A difference on the second chain
+    that is not above that on the first says nothing of transfer.
     """
     plain = {"norm_kind": "rms", "norm_bias": False, "bias": False}
     result: dict[str, Any] = {}
     for place, keys in PLACES.items():
         full, none = (
-            per_seed(partial(tune, keys={**keys, **more}), seeds(seed, 12)) for more in ({}, plain)
+            per_seed(partial(tune, keys={**keys, **more}), seeds(seed, 44)) for more in ({}, plain)
         )
         less = full - none
         name = f"{place}: second chain, loss of LN with biases less RMSNorm's without"
@@ -177,7 +179,7 @@ def stored_prior(seed: int) -> Drawn:
 LEARNT = "24 layers: nats below the unigram, last 10 of 100 steps"
 STEPS = 100
 MASKED_CHAIN = {"depth": 24, "task": "markov", "seq_len": 4, "batch_size": 32}
-SGD_RATES, ADAM_RATES = (0.03, 0.1, 0.3), (3e-4, 1e-3, 3e-3)
+SGD_RATES, ADAM_RATES = (0.01, 0.03, 0.1), (3e-4, 1e-3, 3e-3)
 
 
 def nats_learnt(seed: int, **keys: Any) -> float:
@@ -199,15 +201,17 @@ def nats_learnt(seed: int, **keys: Any) -> float:
         Rule(f"Post-LN, Adam at 3e-4 with a warm-up, {LEARNT}", 0.05, ">=", null=NOTHING_LEARNT),
         Rule(f"Pre-LN, SGD with momentum, best of three rates, {LEARNT}", 0.05, ">=", stated=False,
              null=NOTHING_LEARNT),
+        Rule(f"Post-LN, Adam less SGD, {LEARNT}", 0.0, ">=", stated=False, null=NO_CHANGE),
     ),
 )  # fmt: skip
 def correction_of_adam(seed: int) -> Drawn:
     """Adam's correction by second moments solves Post-LN's problem; Post-LN needs a warm-up and a
     small rate to converge.
 
-    Rates 0.03, 0.1, 0.3 of SGD with momentum 0.9 and 3e-4, 1e-3, 3e-3 of Adam, clipped at norm 1,
-    six seeds, d = 32, sequences of 4 tokens of a Markov chain; a warm-up has 30 steps. Pre-LN under
-    SGD shows whether a failure is Post-LN's. One run of another seed chose the rates.
+    Rates 0.01, 0.03, 0.1 of SGD with momentum 0.9 and 3e-4, 1e-3, 3e-3 of Adam, clipped at norm 1,
+    d = 32, sequences of 4 tokens of a Markov chain, 14 seeds. Six with 0.3 for 0.01 were undecided,
+    and asked for 14 of Adam. A warm-up has 30 steps. Pre-LN under SGD shows whether a failure is
+    Post-LN's. The difference was added after the first run.
     """
 
     def best(scheme: Mapping[str, Any], optimizer: str, rates: tuple[float, ...]) -> Tensor:
@@ -217,19 +221,21 @@ def correction_of_adam(seed: int) -> Drawn:
                 keys["momentum"] = 0.9
             return [nats_learnt(draw_seed, lr=rate, **keys) for rate in rates]
 
-        return per_seed(sample, seeds(seed, 6))
+        return per_seed(sample, seeds(seed, 14))
 
     adam = best(POST, "adam", ADAM_RATES)
     warm = {"optimizer": "adam", "lr": 3e-4, "warmup_steps": 30}
     sgd = "SGD with momentum, best of three rates"
+    post = best(POST, "sgd", SGD_RATES).amax(dim=1)
     return {
-        f"Post-LN, {sgd}, {LEARNT}": best(POST, "sgd", SGD_RATES).amax(dim=1),
+        f"Post-LN, {sgd}, {LEARNT}": post,
         f"Post-LN, Adam, best of three rates, {LEARNT}": adam.amax(dim=1),
         f"Post-LN, Adam at 3e-3 without a warm-up, {LEARNT}": adam[:, -1],
         f"Post-LN, Adam at 3e-4 with a warm-up, {LEARNT}": [
-            nats_learnt(s, **warm) for s in seeds(seed, 6)
+            nats_learnt(s, **warm) for s in seeds(seed, 14)
         ],
         f"Pre-LN, {sgd}, {LEARNT}": best(PRE, "sgd", SGD_RATES).amax(dim=1),
+        f"Post-LN, Adam less SGD, {LEARNT}": adam.amax(dim=1) - post,
     }
 
 
@@ -287,10 +293,10 @@ def extra_dense_layer(seed: int) -> Drawn:
     """BERT's extra dense layer, which is discarded after pre-training, keeps knowledge of the
     pre-training task out of F, and so serves other tasks.
 
-    60 steps of Adam at 3e-3 on a Markov chain with the head bert or tied; then the layers and
-    tables with a new tied head: 40 steps on another chain, mean of the last ten, and the loss on
-    the first chain without a further step, which is larger if F knows less of it. 3 layers, d = 32,
-    12 seeds.
+    60 steps of Adam at 3e-3 on a Markov chain with the head bert or tied. Then layers and tables
+    get a new tied head. Their loss on the first chain without a further step is larger if F knows
+    less of it. 40 steps on another chain follow, mean loss of the last ten. 3 layers, d = 32, 12
+    seeds.
     """
 
     def sample(draw_seed: int, head: str) -> list[float]:

@@ -39,8 +39,8 @@ from deepstack_lab.ledger.claims import (
     claim,
     repeats,
 )
+from deepstack_lab.ledger.claims.folding import fold
 from deepstack_lab.ledger.claims.gradients import signal_share
-from deepstack_lab.ledger.claims.norms import fold
 from deepstack_lab.ledger.measured import Measured
 from deepstack_lab.ledger.sources import LAYER_CAKE
 from deepstack_lab.ledger.statistics import agreement, crossing
@@ -65,7 +65,7 @@ PUBLISHED = {name: published(text) for name, text in SECTIONS.items() if name in
 MEASURED = {name: one for name, one in PUBLISHED.items() if one[0] != "not measured"}
 SECONDS = [name for name in MEASURED if CLAIMS[name].tier == "seconds"]
 # Of entries with rules those that take a second or two, and another one by commit.
-SHORT = ["C51", "C52", "C54", "C61", "C62", "AD-1", "XI-2"]
+SHORT = ["C51", "C52", "C54", "C61", "C62", "C66", "AD-1", "XI-2"]
 LONG = [name for name in SECONDS if CLAIMS[name].rules and name not in SHORT]
 OTHERS = [*SHORT, LONG[ROTATION % len(LONG)]]
 HERE = [name for name in SECONDS if not CLAIMS[name].rules or name in OTHERS]
