@@ -211,7 +211,7 @@ def lookalike(sign: str) -> str:
 
 def _syntax_problem(error: yaml.YAMLError, source: str, content: str) -> Problem:
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return Problem(source, "", f"found what is not YAML: {shorten(str(error), 100)!r}")
+        return Problem(source, "", f"found invalid YAML: {shorten(str(error), 100)!r}")
     found = _sign_problem(content.splitlines(), error.problem_mark.line, source)
     if found is not None:
         return found
@@ -219,7 +219,7 @@ def _syntax_problem(error: yaml.YAMLError, source: str, content: str) -> Problem
     if error.context_mark and re.search(r"end of stream|',' or '[]}]'", message):
         mark = error.context_mark  # where it was opened, and not the end of the file
     message = next((words for part, words in _MEANINGS.items() if part in message), message)
-    text = f"found what is not YAML ({message}); allowed `key: value` lines, indented with "
+    text = f"found invalid YAML ({message}); allowed `key: value` lines, indented with "
     text += "spaces, one value each, in quotes if it holds ': ' or begins with a special letter"
     return Problem(f"{source}:{mark.line + 1}:{mark.column + 1}", "", text)
 

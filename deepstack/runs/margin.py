@@ -41,7 +41,7 @@ class Margin:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves out 0."""
+        """Whether the interval excludes 0."""
         return math.isfinite(self.gap.low) and self.gap.low > 0
 
 

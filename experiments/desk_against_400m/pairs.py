@@ -114,7 +114,7 @@ def permutation_counts(pairs: Sequence[tuple[str, str]], desk: Mapping[str, floa
 def decided_pairs(pairs: Sequence[tuple[str, str]], losses: pd.DataFrame) -> tuple[int, int]:
     """Return how many pairs the desk decides, and how many of these it orders as published.
 
-    A pair is decided if the 95 % interval of its differences by seed leaves out 0 (Student's t).
+    A pair is decided if the 95 % interval of its differences by seed excludes 0 (Student's t).
     """
     gaps = [mean_of((losses[worse] - losses[better]).tolist()) for better, worse in pairs]
     right, wrong = sum(gap.low > 0 for gap in gaps), sum(gap.high < 0 for gap in gaps)

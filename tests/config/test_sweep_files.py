@@ -160,7 +160,8 @@ def test_every_yaml_is_loaded_and_built(path: Path, monkeypatch: pytest.MonkeyPa
     for each in {
         c.model.scheme: c for c in configs
     }.values():  # few layers are built in the same way
-        config = with_overrides(each, {"model.depth": 2})
+        loop: dict[str, Any] = dict.fromkeys(("model.prelude_layers", "model.coda_layers"), 0)
+        config = with_overrides(each, {"model.depth": 2, "model.unique_layers": None, **loop})
         counts = build_model(config, vocab_size=vocab, device="meta").banks.count()
         layers = sum(place.depth for place in stack_positions(config.model).values())
         assert counts["w1"] == layers * config.model.d_model * (config.model.d_ff or 0)

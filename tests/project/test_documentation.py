@@ -111,7 +111,7 @@ def test_every_command_shown_is_one_that_is_understood(line: str) -> None:
     assert all(config.is_file() for config in configs)
     if command == "train" and "--extend" not in words and "/path/" not in line:
         config = ROOT / "configs" / Path(words[0]).with_suffix(".yaml").name
-        overrides = [word for word in words[1:] if "=" in word]
+        overrides = [word for word in words[1:] if "=" in word and not word.endswith("/RUN")]
         succeed("check", config, *overrides, "model.depth=6")
 
 

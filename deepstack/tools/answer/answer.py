@@ -109,7 +109,7 @@ def answer(
     where, last: as in `deepstack.load_runs`.
 
     The sentence depends on the settings that vary: depth, scheme and others, learning rate.  It
-    states a difference only if its 95 % interval leaves out 0; else `next_runs` has the number of
+    states a difference only if its 95 % interval excludes 0; else `next_runs` has the number of
     runs that would show one, and their command.  Shown by a notebook, it is the page; `sentence`,
     `figure`, `rows`, `methods` and `bibtex` are its parts.
 

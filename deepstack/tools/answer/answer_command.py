@@ -40,7 +40,7 @@ def answer_command(
     """Answer a study in one sentence, with interval, figure, table, commands and sources.
 
     The sentence depends on the settings that vary. It states a difference only if the 95 % interval
-    leaves out 0, and names the runs that would decide an open question.
+    excludes 0, and names the runs that would decide an open question.
     """
     opt.load_plugins(plugin)
     from deepstack.tools.answer.answer import FORMATS, NAME, answer

@@ -47,7 +47,7 @@ class Found:
 
     kind: run, settings, depths or rates: the axes that vary.
     sentence: one sentence with its intervals and numbers of seeds.
-    decided: whether the interval of the comparison leaves out 0; True without a comparison.
+    decided: whether the interval of the comparison excludes 0; True without a comparison.
     sure: sentences on how sure it is.
     details: further sentences.
     more: the runs that would decide an open question, None if none is open or too many are needed.

@@ -29,7 +29,7 @@ def grown(found: Found, cells: Sequence[Best], gap: Gap | None, looks: Looks) ->
     looks: those whose error the counts of learning seeds share.
 
     The study is decided if every setting is known to learn or not at every depth, the interval of
-    the comparison leaves out 0, no compared setting is best at the edge of its rates, and, if
+    the comparison excludes 0, no compared setting is best at the edge of its rates, and, if
     depths are added, it is known up to a factor of two where a setting ceases to learn.
     """
     if not looks.repeated:

@@ -12,7 +12,7 @@ MOST_SEEDS = 64  # beyond this number no further runs are advised
 
 
 def power_of(seeds: int, effect: float, deviation: float, looks: Looks = FIXED) -> float:
-    """Return the probability that the interval of a mean over `seeds` leaves out 0 at this look.
+    """Return the probability that the interval of a mean over `seeds` excludes 0 at this look.
 
     effect: true mean.
     deviation: standard deviation of one seed's value.

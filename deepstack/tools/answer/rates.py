@@ -77,7 +77,7 @@ def movement(settings: dict[str, list[Best]], most: int, looks: Looks = FIXED) -
 
 
 def is_decided(exponent: Interval | None) -> bool:
-    """Return whether an interval is known and leaves out 0."""
+    """Return whether an interval is known and excludes 0."""
     return exponent is not None and (exponent.low > 0 or exponent.high < 0)
 
 

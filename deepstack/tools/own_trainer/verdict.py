@@ -1,7 +1,7 @@
 """Whether a candidate is better than its baseline: the statement of `deepstack answer` in one word.
 
 Nothing is computed here.  `deepstack.tools.answer` compares the losses of both commands seed
-by seed, over all looks at the study, and names the better setting if the interval leaves out 0.
+by seed, over all looks at the study, and names the better setting if the interval excludes 0.
 """
 
 from __future__ import annotations

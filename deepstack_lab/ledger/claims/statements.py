@@ -54,7 +54,7 @@ def probe_gradients(trial: Trial) -> Tensor:
              null=Null(0.0, "the update does not depend on N")),
         Rule("ln of the lowest layer's gradient after 20 steps over before", -1.0, "<=",
              null=Null(0.0, "it does not vanish")),
-        Rule("step at which ‖ΔF‖ saturates less step at which that gradient halves", 0.5, "<=",
+        Rule("saturation step of ‖ΔF‖ minus halving step of that gradient", 0.5, "<=",
              null=Null(5.0, "gradients vanish first")),
     ),
 )  # fmt: skip
@@ -84,7 +84,7 @@ def exploding_updates(seed: int) -> Drawn:
         "exponent of ‖∂L/∂θ‖ in N, 6 to 48 layers": exponents(depths, drawn["size"]),
         "exponent of ‖ΔF‖ in N after one step of Adam": exponents(depths, drawn["update"]),
         "ln of the lowest layer's gradient after 20 steps over before": runs["fall"],
-        "step at which ‖ΔF‖ saturates less step at which that gradient halves": runs["lag"],
+        "saturation step of ‖ΔF‖ minus halving step of that gradient": runs["lag"],
     }
 
 
