@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import LogNorm, Normalize
 
-from deepstack.base.text import text_among
+from deepstack.base.text import counted, text_among
 from deepstack.config.key import Key
 from deepstack.plots.chart import Chart, Options, in_style
 from deepstack.plots.curves import smoothed
@@ -25,7 +25,7 @@ from deepstack.plots.page import axis_label
 from deepstack.plots.panel import CROWDED, markers
 from deepstack.plots.style import MARKERS, axis_number, is_wide, number_axis, scheme_style, shades
 from deepstack.plots.texts import drawn
-from deepstack.records import Run
+from deepstack.records import ENDED, Run
 from deepstack.runs.captions import means_note
 from deepstack.runs.quantities import (
     LAYER,
@@ -176,13 +176,17 @@ def observation_table(
     line: the run's value of the setting `line_key`.  panel: the other settings that vary, in words.
     Settings that the axis and the lines determine, such as a learning rate chosen for each scheme,
     make no panels.  Against step or layer, diverged runs have no rows, unless all have diverged;
-    else their value is NaN.  Raises NothingMatchedError without a finite value.
+    else their value is NaN.  Where each run gives its last value, an unfinished run has no rows,
+    unless all are unfinished.  Raises NothingMatchedError without a finite value.
     """
     known = [across, *([line_key] if line_key else [])]
     panel_keys = undetermined(settings_beside(runs, known), known, runs)
     in_order = sorted(runs, key=lambda run: [order_of(setting_of(run, key)) for key in panel_keys])
     table = observations(in_order, quantity, across, at_step)
     table["value"] = table["value"].astype(float).where(np.isfinite)
+    ended = np.array([run.state in ENDED for run in table["run"]])
+    if gives_last_values(across, runs, at_step) and ended.any():
+        table = table[ended].copy()
     diverged = np.array([has_diverged(run) for run in table["run"]])
     if across not in (STEP, LAYER):
         table.loc[diverged, "value"] = math.nan
@@ -201,6 +205,11 @@ def observation_table(
     }
     lines = ["" if line_key is None else setting_of(run, line_key) for run in table["run"]]
     return table.assign(line=lines, panel=table["run"].map(panels))
+
+
+def gives_last_values(across: str, runs: Sequence[Run], at_step: int | None) -> bool:
+    """Return whether the axis is a setting, or layers, and each run gives its last value."""
+    return at_step is None and (across in runs[0].flat_config or across == LAYER)
 
 
 def setting_of(run: Run, key: str) -> Any:
@@ -269,9 +278,14 @@ def quantity_label(runs: Sequence[Run], quantity: Quantity) -> str:
 def notes_on(runs: Sequence[Run], quantity: Quantity, across: str, options: Options) -> list[str]:
     """Return notes on the step, the layers and the diverged runs."""
     notes = []
-    if across in runs[0].flat_config or across == LAYER:
-        at = "last value of each run"
-        notes.append(at if options.at_step is None else f"step {options.at_step}")
+    if gives_last_values(across, runs, options.at_step):
+        left = sum(run.state not in ENDED for run in runs)
+        left_out = (
+            f", without {counted('{} unfinished runs', left)}" if 0 < left < len(runs) else ""
+        )
+        notes.append(f"last value of each run{left_out}")
+    elif across in runs[0].flat_config or across == LAYER:
+        notes.append(f"step {options.at_step}")
     notes += means_note(runs)
     if options.smooth > 1 and across == STEP:
         notes.append(f"mean over {options.smooth} rows")

@@ -39,13 +39,14 @@ def test_a_column_against_a_setting_has_mean_and_deviation_over_seeds(tmp_path: 
         masked=lambda scheme, depth, seed: (scheme == "post_ln") + depth / 10 + 0.1 * seed,
     )  # fmt: skip
     make_runs(tmp_path, depth=(6, 18), seed=9, state="diverged", masked=11.0)
+    make_runs(tmp_path, depth=(6, 18), seed=8, state="interrupted", masked=5.0)
     chart = draw(tmp_path, "depth", "val_loss_masked", "scheme")
     for series, of_scheme in (("DeepNorm", [0.7, 1.9]), ("Post-LN", [1.7, 2.9])):
         found = rows(chart, series=series)
         assert found["x"].tolist() == [6, 18] and found["y"].tolist() == pytest.approx(of_scheme)
         assert (found["high"] - found["y"]).tolist() == pytest.approx([0.1, 0.1])
         assert found["n"].tolist() == [3, 3]
-    assert "last value of each run" in caption(chart)
+    assert "last value of each run, without 2 unfinished runs" in caption(chart)
     assert "left out of the means: 2 diverged runs" in caption(chart)
 
 
