@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from deepstack.config import StackSizes
 from deepstack.schemes.norms import in_fp32
+from deepstack.schemes.parts import Parts
 from deepstack.schemes.role import parameter
-from deepstack.schemes.scheme import Norm, Parts, Scheme, Stream, Sublayer
+from deepstack.schemes.scheme import Norm, Scheme, Stream, Sublayer
 
 
 class AttentionStream(Scheme, registered=False):

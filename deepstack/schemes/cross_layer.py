@@ -8,9 +8,10 @@ from torch import Tensor
 
 from deepstack.config import StackSizes
 from deepstack.schemes.norms import in_fp32, in_full_precision
+from deepstack.schemes.parts import Parts
 from deepstack.schemes.pre_norm import PreLN
 from deepstack.schemes.role import parameter
-from deepstack.schemes.scheme import Norm, Parts, Scheme, Stream, Sublayer
+from deepstack.schemes.scheme import Norm, Scheme, Stream, Sublayer
 
 
 class DLCL(PreLN, name="dlcl", label="DLCL", paper="arXiv:1906.01787", static=True):

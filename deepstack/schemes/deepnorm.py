@@ -8,7 +8,8 @@ from torch import Tensor
 
 from deepstack.config import Config
 from deepstack.config.roles import MATRICES
-from deepstack.schemes.scheme import FAMILIES, Norm, Optim, Parts, Scheme, Sublayer
+from deepstack.schemes.parts import FAMILIES, Parts
+from deepstack.schemes.scheme import Norm, Optim, Scheme, Sublayer
 
 VALUE_PATH = ("v", "o", "w1", "w2", "cross_v", "cross_o")
 """The matrices of the value path; q and k only determine the attention weights."""

@@ -19,8 +19,9 @@ from deepstack.schemes.mixing import (
     SinkhornMixing,
 )
 from deepstack.schemes.norms import in_full_precision
+from deepstack.schemes.parts import FAMILIES, Parts
 from deepstack.schemes.role import parameter
-from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Sublayer
+from deepstack.schemes.scheme import Norm, Scheme, Stream, Sublayer
 
 MIXINGS: dict[str, Callable[[int, int], Mixing]] = {
     "sinkhorn": SinkhornMixing,

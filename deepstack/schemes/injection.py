@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from deepstack.config import StackSizes
+from deepstack.schemes.parts import Parts, StackPosition
 from deepstack.schemes.role import parameter
-from deepstack.schemes.scheme import Norm, Parts, Scheme, StackPosition, Stream, Sublayer
+from deepstack.schemes.scheme import Norm, Scheme, Stream, Sublayer
 
 # exp(-softplus(DELTA)) is sqrt(1/5), the share of h that a loop keeps at the start.
 DELTA = math.log(math.expm1(math.log(5) / 2))

@@ -12,8 +12,9 @@ from deepstack.base.errors import ConfigError
 from deepstack.config import StackSizes
 from deepstack.config.sizes import FP32
 from deepstack.schemes.norms import in_full_precision
+from deepstack.schemes.parts import Parts
 from deepstack.schemes.role import parameter
-from deepstack.schemes.scheme import Norm, Parts, Scheme, Stream, Sublayer
+from deepstack.schemes.scheme import Norm, Scheme, Stream, Sublayer
 
 
 class NormedInputs(nn.Module):

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from deepstack.base.errors import ConfigError
 from deepstack.config import Config
 from deepstack.config.roles import MATRICES
-from deepstack.schemes.scheme import Norm, Optim, Parts, Scheme, Sublayer
+from deepstack.schemes.parts import Parts
+from deepstack.schemes.scheme import Norm, Optim, Scheme, Sublayer
 
 # The optimizers for which there are rules for width.
 WITH_RULE = ("adamw", "adam", "sgd", "muon")

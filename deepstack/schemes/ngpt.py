@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from deepstack.schemes.parts import Parts
 from deepstack.schemes.role import parameter
-from deepstack.schemes.scheme import Parts, Scheme, Sublayer
+from deepstack.schemes.scheme import Scheme, Sublayer
 
 LEAST_NORM = 1e-12
 """The norm up to which a vector counts as 0, which has no direction and stays 0."""

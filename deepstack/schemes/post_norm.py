@@ -9,8 +9,9 @@ from torch import Tensor
 
 from deepstack.config.roles import MATRICES
 from deepstack.schemes.deepnorm import VALUE_PATH
+from deepstack.schemes.parts import FAMILIES, Parts
 from deepstack.schemes.role import parameter
-from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Sublayer
+from deepstack.schemes.scheme import Norm, Scheme, Stream, Sublayer
 
 
 class PostLN(Scheme, name="post_ln", label="Post-LN", paper="arXiv:1706.03762", static=True):

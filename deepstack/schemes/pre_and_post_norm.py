@@ -7,7 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Sublayer
+from deepstack.schemes.parts import FAMILIES, Parts
+from deepstack.schemes.scheme import Norm, Scheme, Stream, Sublayer
 from deepstack.schemes.two_streams import TwoStreams
 
 

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from deepstack.base.errors import ConfigError
 from deepstack.schemes.norms import in_full_precision
+from deepstack.schemes.parts import FAMILIES, Parts
 from deepstack.schemes.role import parameter
-from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Sublayer
+from deepstack.schemes.scheme import Norm, Scheme, Sublayer
 
 
 class PreLN(Scheme, name="pre_ln", label="Pre-LN", paper="arXiv:2002.04745", static=True):

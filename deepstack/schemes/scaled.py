@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from deepstack.config import Config, StackSizes
 from deepstack.schemes.deepnorm import VALUE_PATH
+from deepstack.schemes.parts import FAMILIES, Parts
 from deepstack.schemes.role import parameter
-from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Sublayer
+from deepstack.schemes.scheme import Norm, Scheme, Sublayer
 
 
 class LNScaling(

@@ -13,7 +13,8 @@ from deepstack.base.errors import ConfigError, PluginError
 from deepstack.base.options import OptionsByName, validated
 from deepstack.config import Config, Model, StackSizes
 from deepstack.schemes.checks import check_layers, defined_at
-from deepstack.schemes.scheme import SCHEMES, Optim, Parts, Scheme, StackPosition
+from deepstack.schemes.parts import Parts, StackPosition
+from deepstack.schemes.scheme import SCHEMES, Optim, Scheme
 
 
 class StackScheme:

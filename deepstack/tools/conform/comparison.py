@@ -31,9 +31,8 @@ from deepstack.tools.conform.mutations import (
     without_stop_gradient,
 )
 from deepstack.tools.conform.naming import (
+    described,
     equation_of,
-    formula_of,
-    power_of,
     start_cause,
     update_cause,
 )
@@ -358,26 +357,6 @@ class Comparison:
                     return
         if self.block.optimizer is not None:
             self.report.notes.append("weight decay: its factors are not compared")
-
-
-def described(
-    one: Hypothesis, values: Mapping[int, float], references: Mapping[int, Reference]
-) -> tuple[str, str]:
-    """Return key and text of a fault, with its constants by depth."""
-    if not one.starts:
-        return one.key, one.text
-    by_depth = ", ".join(f"{c:.4g} at N = {N}" for N, c in sorted(values.items()))
-    alphas = {N: reference.scheme.alpha for N, reference in references.items()}
-    if one.key == "skip" and all(alpha is not None for alpha in alphas.values()):
-        own = {N: values[N] * float(alphas[N] or 1) for N in values}
-        formula = formula_of(own, references)
-        pairs = ", ".join(
-            f"{own[N]:.4f} where the reference has {alphas[N]:.4f} at N = {N}" for N in sorted(own)
-        )
-        name = f": {formula}" if formula else ""
-        return f"alpha{name}", f"alpha is {pairs}{f'; that is {formula}' if formula else ''}"
-    power = power_of(values)
-    return one.key, one.text.replace("{c}", by_depth) + (f", as {power}" if power else "")
 
 
 def largest(distances: Mapping[Key, float]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from deepstack.model import DISTRIBUTIONS, initialise
 from deepstack.schemes import SCHEMES, StackPosition, StackScheme
+from deepstack.tools.conform.hypothesis import Hypothesis
 from deepstack.tools.conform.reference import Reference, place, scheme_place
 from deepstack.tools.conform.start import Start
 from deepstack.tools.conform.weights import Key
@@ -254,3 +255,23 @@ def listed(words: Sequence[str]) -> str:
 def equation_of(reference: Reference) -> str:
     """Return the scheme's equation, the first line of its docstring."""
     return SCHEMES[reference.scheme.scheme_class.name].equation
+
+
+def described(
+    one: Hypothesis, values: Mapping[int, float], references: Mapping[int, Reference]
+) -> tuple[str, str]:
+    """Return key and text of a fault, with its constants by depth."""
+    if not one.starts:
+        return one.key, one.text
+    by_depth = ", ".join(f"{c:.4g} at N = {N}" for N, c in sorted(values.items()))
+    alphas = {N: reference.scheme.alpha for N, reference in references.items()}
+    if one.key == "skip" and all(alpha is not None for alpha in alphas.values()):
+        own = {N: values[N] * float(alphas[N] or 1) for N in values}
+        formula = formula_of(own, references)
+        pairs = ", ".join(
+            f"{own[N]:.4f} where the reference has {alphas[N]:.4f} at N = {N}" for N in sorted(own)
+        )
+        name = f": {formula}" if formula else ""
+        return f"alpha{name}", f"alpha is {pairs}{f'; that is {formula}' if formula else ''}"
+    power = power_of(values)
+    return one.key, one.text.replace("{c}", by_depth) + (f", as {power}" if power else "")

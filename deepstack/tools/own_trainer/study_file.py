@@ -12,12 +12,9 @@ from typing import Any
 from deepstack import config as conf
 from deepstack.base import ConfigError, quote, unknown
 from deepstack.config import (
-    DEPTH,
     LR,
     SCHEME,
     SEED,
-    TASK,
-    WIDTH,
     Key,
     Node,
     Problem,
@@ -38,16 +35,10 @@ from deepstack.tools.own_trainer.metric import (
     as_json,
     parse_pattern,
 )
+from deepstack.tools.own_trainer.names import fitted, key_or_none, setting_of, wrong_value
 
 ONE, BASELINE, CANDIDATE = "command", "baseline", "candidate"
 KEYS = (ONE, BASELINE, CANDIDATE, *"metric loss environment log resume name sweep".split())
-KNOWN = (SEED, LR, DEPTH, WIDTH, SCHEME, TASK)
-"""Settings that tables and charts know; a name of a command means one of them, or itself."""
-WORDS = {**{key.last: key for key in (SEED, LR, DEPTH, WIDTH, SCHEME)}, "task": TASK} | {
-    "model": SCHEME
-}
-SECTIONS = ("name", "runtime", "log", "model", "train", "task", RUN)
-WHOLE = {SEED: "whole numbers from 0 on", DEPTH: "whole numbers", WIDTH: "whole numbers"}
 
 
 @dataclass(frozen=True)
@@ -114,20 +105,6 @@ def load_commands(path: Path, settings: Sequence[str] = ()) -> CommandFile:
     tree, problems = read_tree(read_file(path), source, [])
     raise_problems(problems)
     return _Reader(tree, source).file(path, settings)
-
-
-def setting_of(name: str) -> Key:
-    """Return the setting that a name in braces means: `n_layer` is model.depth, others themselves.
-
-    Raises ValueError for a name that a run folder uses otherwise.
-    """
-    meant = Key.of_other_word(name)
-    for key in (Key(name), WORDS.get(name), meant):
-        if key in KNOWN:
-            return Key(key)
-    if name.split(".")[0] in SECTIONS:
-        raise ValueError(f"found the name {quote(name)}, which run folders use; allowed another")
-    return Key(name)
 
 
 class _Reader:
@@ -377,24 +354,3 @@ class _Reader:
                 f"{conf.MAX_RUNS:,}: give fewer values"
             )
         return study
-
-
-def key_or_none(name: str) -> Key | None:
-    """Return the setting that a name means; None for a name that is not allowed."""
-    try:
-        return setting_of(name)
-    except ValueError:
-        return None
-
-
-def wrong_value(key: Key, value: Any) -> str:
-    """Return the values that are allowed for a setting if this is not one of them, else ''."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if key in WHOLE and not (is_number and isinstance(value, int) and value >= 0):
-        return WHOLE[key]
-    return "numbers" if key == LR and not is_number else ""
-
-
-def fitted(key: Key, value: Any) -> Any:
-    """Return a value with the type of its setting in config.yaml."""
-    return str(value) if key in (SCHEME, TASK) else value
