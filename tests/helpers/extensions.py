@@ -1,5 +1,6 @@
 """Which additions there are: any can be deleted, and the tests outside of it still pass."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -20,11 +21,22 @@ ADDITIONS = frozenset(
 )
 """The folders of all additions: a name that is not among them is a slip, not a missing folder."""
 
+IMPORT = r"^from (?:deepstack\.(?:instruments|tools|integrations)|deepstack_lab)\.(\w+)"
+
+MAY_IMPORT = {
+    "answer": {"transfer"},
+    "calibrate": {"probe"},
+    "huggingface": {"depth_use"},
+    "own_trainer": {"answer"},
+}
+"""The other additions that one may import, and without which it does not work."""
+
 
 def has(name: str) -> bool:
-    """Return whether an addition is there; name: of its folder."""
+    """Return whether an addition is there, with those that it imports; name: of its folder."""
     assert name in ADDITIONS, name
-    return any((ROOT / home / name).is_dir() for home in HOMES)
+    is_there = any((ROOT / home / name).is_dir() for home in HOMES)
+    return is_there and all(map(has, MAY_IMPORT.get(name, ())))
 
 
 def needs(*names: str) -> pytest.MarkDecorator:
@@ -55,6 +67,14 @@ def is_missing(path: Path) -> bool:
     home = next((home for home in HOMES if words[: home.count("/") + 1] == home.split("/")), None)
     name = words[home.count("/") + 1] if home else ""
     return name in ADDITIONS and not has(name)
+
+
+def imports_missing(path: Path) -> bool:
+    """Return whether a file of tests imports, at its top, a missing addition."""
+    if all(has(name) for name in ADDITIONS):
+        return False
+    names = re.findall(IMPORT, path.read_text(encoding="utf-8"), re.MULTILINE)
+    return any(name in ADDITIONS and not has(name) for name in names)
 
 
 def needs_settings_of(path: Path) -> pytest.MarkDecorator:

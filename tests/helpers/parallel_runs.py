@@ -19,6 +19,7 @@ from deepstack.config import Config, with_overrides
 from deepstack.schemes import SCHEMES, Scheme
 from deepstack.schemes.role import parameter
 from deepstack.tasks import IGNORE, Batch, Task, task
+from helpers.extensions import known
 from helpers.small_runs import small, stop_at
 
 KINDS = ("data", "fully_sharded")
@@ -43,8 +44,7 @@ CASES: dict[str, dict[str, Any]] = {
         "train.micro_batches": 3,
         "train.optimizer": "sgd",
         "train.momentum": 0.9,
-        "log.attribution_every": 5,
-        "log.first_order": True,
+        **known({"log.attribution_every": 5, "log.first_order": True}),
     },
     "odd": {
         "model.d_model": 15,

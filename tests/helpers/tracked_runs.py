@@ -12,10 +12,12 @@ from deepstack.plots.tracked import heat_map_images
 from deepstack.records import Run
 from deepstack.runs.tracked import scalars
 from helpers.command_line import TINY
+from helpers.extensions import known_words
 
 
 def settings(*more: str) -> Any:
-    usual = ["model.depth=3", "train.steps=12", "train.eval_every=4", "log.attribution_every=6"]
+    usual = ["model.depth=3", "train.steps=12", "train.eval_every=4"]
+    usual += known_words(["log.attribution_every=6"])
     return parse_config("", overrides=[*TINY, *usual, *more])
 
 

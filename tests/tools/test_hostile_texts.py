@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.command_line import succeed
+from helpers.extensions import needs
 from helpers.plot_runs import make_run
 
 import deepstack
@@ -67,6 +68,7 @@ KNOWN = set(
 )
 
 
+@needs("report")
 def test_latex_has_no_command_of_a_folder(hostile: Path, answer: Answer, tmp_path: Path) -> None:
     tables = succeed("compare", hostile, "--latex")
     report = tmp_path / "report.tex"

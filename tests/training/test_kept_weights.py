@@ -115,6 +115,7 @@ def test_the_disk_estimate_is_near_the_bytes_of_a_run(optimizer: str, tmp_path: 
     assert 3 * one + kept == pytest.approx(estimate[1], rel=0.2)
 
 
+@needs("depth_use", "export")
 @pytest.mark.slow
 def test_analyze_and_export_take_a_step(tmp_path: Path) -> None:
     config = small(train__keep_weights=[3], train__steps=6, model__depth=2)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.command_line import refusal, succeed
+from helpers.extensions import needs
 from safetensors.torch import save_file
 
 import deepstack
@@ -53,6 +54,7 @@ def test_a_gpt2_is_measured_as_transformers_computes_it(tmp_path: Path) -> None:
     assert result["jacobian"].scalars["mean_from_identity"] > 0.1
 
 
+@needs("depth_use")
 @pytest.mark.others
 def test_the_command_reads_text_by_the_folder_s_tokenizer(tmp_path: Path) -> None:
     tokenizers: Any = pytest.importorskip("tokenizers")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.command_line import refusal
+from helpers.extensions import needs
 from safetensors.torch import load_file, save_file
 
 import deepstack
@@ -201,6 +202,7 @@ def test_shards_and_tokens_outside_the_vocabulary(
         deepstack.analyze_huggingface(whole, TOKENS)
 
 
+@needs("depth_use")
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from helpers.extensions import needs
 from torch import Tensor, nn
 
 import deepstack
@@ -200,6 +201,7 @@ def tensors_of(model: nn.Module) -> dict[str, Any]:
     return {name: (t.shape, t.detach().clone()) for name, t in named}
 
 
+@needs("probe")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the libraries
 @pytest.mark.parametrize("name", CASES)

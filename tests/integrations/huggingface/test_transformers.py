@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.extensions import needs
 from torch import Tensor, nn
 
 import deepstack
@@ -139,6 +140,7 @@ def read(model: Any, x: Tensor) -> Tensor:
     return logits
 
 
+@needs("depth_use")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()

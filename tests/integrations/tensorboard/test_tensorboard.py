@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.command_line import refusal, succeed
+from helpers.extensions import needs
 from helpers.live_runs import STEPS, Steps, assert_every_row, killed_and_resumed
 from helpers.sampling import turn
 from helpers.small_runs import interrupted, small
@@ -39,6 +40,7 @@ def test_a_missing_package_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not (tmp_path / "out").exists()
 
 
+@needs("export")
 @turn(1, 3)
 @needs_tensorboard
 def test_tensorboard_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:

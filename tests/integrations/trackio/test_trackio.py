@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.extensions import needs
 from helpers.live_runs import STEPS, Steps, assert_every_row, killed_and_resumed
 from helpers.tracked_runs import assert_logged, pictured
 
 from deepstack.records import Run
 
 
+@needs("export")
 @pytest.mark.slow
 def test_trackio_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
     pytest.importorskip("trackio")

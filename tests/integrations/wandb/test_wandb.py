@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.command_line import succeed
+from helpers.extensions import needs
 from helpers.live_runs import STEPS, Steps, assert_every_row, killed_and_resumed
 from helpers.sampling import turn
 from helpers.tracked_runs import assert_logged, pictured
@@ -29,6 +30,7 @@ def wandb_records(content: bytes) -> Iterator[bytes]:
                 parts = b""
 
 
+@needs("export")
 @turn(2, 3)
 def test_wandb_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
     pytest.importorskip("wandb")

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from helpers import small_runs
 from helpers.command_line import typed
+from helpers.extensions import known, needs
 
 import deepstack
 from deepstack.config import load_config, with_overrides
@@ -29,10 +30,14 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deepstack.tools.calibrate.calibrate.sweep", small_runs.sweep_here)
 
 
+measures_parts = needs("attribution")  # by which calibrate measures
+
+
 def exponents_of(rows: list[Any], step: int) -> dict[str, float]:
     return {row.role: row.exponent for row in rows if row.step == step and row.exponent is not None}
 
 
+@measures_parts
 @pytest.mark.slow
 def test_deepnorm_under_adam_has_the_exponents_of_its_derivation(tmp_path: Path) -> None:
     """See `deepnorm_rates`: 1/2 for matrices, 3/4 for biases, 1 for norms, 0 for tables."""
@@ -53,6 +58,7 @@ def test_deepnorm_under_adam_has_the_exponents_of_its_derivation(tmp_path: Path)
     assert values == pytest.approx([0.5] * len(values), abs=0.02)
 
 
+@measures_parts
 @pytest.mark.slow
 def test_rezero_s_matrices_are_calibrated_once_its_gates_have_moved(tmp_path: Path) -> None:
     config = small(model__scheme="rezero", model__d_model=32, train__lr=0.01)
@@ -67,6 +73,7 @@ def test_rezero_s_matrices_are_calibrated_once_its_gates_have_moved(tmp_path: Pa
     assert not measured.unmoved
 
 
+@measures_parts
 def test_roles_that_move_nothing_but_rounding_are_named(tmp_path: Path) -> None:
     config = small(model__scheme="layer_scale", model__scheme_options={"start": 1e-7})
     measured = calibrate(config, depths=(4, 8), seeds=1, steps=(1,), check=False, out=tmp_path)
@@ -74,6 +81,7 @@ def test_roles_that_move_nothing_but_rounding_are_named(tmp_path: Path) -> None:
     assert "w1" in measured.unmoved and "scheme" not in measured.unmoved
 
 
+@measures_parts
 def test_roles_can_be_trained_alone_for_several_steps(tmp_path: Path) -> None:
     config = small(model__scheme="post_ln", train__trainable=["v", "w2"], train__lr=0.1)
     steps = (2, 3, 4)  # no step divides all others
@@ -94,8 +102,10 @@ def test_roles_can_be_trained_alone_for_several_steps(tmp_path: Path) -> None:
         assert row.origin == "alone"
 
 
+@measures_parts
 def test_settings_of_the_log_do_not_count_and_factors_of_the_user_stay(tmp_path: Path) -> None:
-    logs = {"log.layers_every": 1, "log.noise_scale": True, "log.attribution_from": "current"}
+    logs = {"log.layers_every": 1, "log.attribution_from": "current"}
+    logs |= known({"log.noise_scale": True})
     config = with_overrides(small(train__lr_factors={"head": 2.0, "q": 0.5}), logs)
     measured = calibrate(config, depths=(2, 4), seeds=1, steps=(1,), check=False, out=tmp_path)
     assert {run.get("log.attribution_from") for run in measured.before} == {"initial"}
@@ -104,6 +114,7 @@ def test_settings_of_the_log_do_not_count_and_factors_of_the_user_stay(tmp_path:
     assert (factors["head"], factors["q"]) == (2.0, 0.5)  # 6 is the base
 
 
+@measures_parts
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
 def test_the_first_part_of_a_role_is_its_update_when_trained_alone(
     tmp_path: Path, optimizer: str
@@ -181,6 +192,7 @@ def test_a_bend_shows_as_curvature_and_is_followed_by_interpolation() -> None:
     assert factors["v"] == pytest.approx(np.exp(0.3 * (np.log(6) ** 2 - np.log(48) ** 2)))
 
 
+@measures_parts
 @pytest.mark.usefixtures("warm_server")
 def test_the_command_writes_a_config_that_trains_and_prints_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,7 @@ from urllib.parse import unquote
 
 import pytest
 from helpers.command_line import refusal
+from helpers.extensions import has
 
 from deepstack.base.errors import ConfigError
 from deepstack.records import Run
@@ -24,7 +25,8 @@ def test_scalars_equal_the_runs(runs: dict[str, Run]) -> None:
         logged = values[int(row.pop("step"))]
         assert {key: logged[f"steps/{key}"] for key in row} == row
     assert values[12]["evals/loss"] == run.evals.loss.iloc[-1]
-    assert values[12]["attribution/q"] == run.attribution.q.iloc[-1]
+    if has("attribution"):
+        assert values[12]["attribution/q"] == run.attribution.q.iloc[-1]
     steps, norms = run.layers("grad_norm")
     for step, norm in zip(steps, norms, strict=True):
         assert values[step]["layers/grad_norm/mean"] == pytest.approx(norm.mean())

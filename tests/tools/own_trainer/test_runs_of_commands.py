@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.command_line import refusal, succeed, typed
+from helpers.extensions import needs
 
 import deepstack
 from deepstack.records import Run, find_runs, problems
@@ -104,6 +105,7 @@ def succeed_not(*words: object) -> str:
     return str(done.output)
 
 
+@needs("answer")
 def test_tables_and_charts_read_the_runs(place: Path, tmp_path: Path) -> None:
     study = place / "results" / "study"
     rows = json.loads(succeed("ls", study, "--json"))
@@ -115,6 +117,7 @@ def test_tables_and_charts_read_the_runs(place: Path, tmp_path: Path) -> None:
     assert deepstack.load_runs(study)["val_loss"].min() == pytest.approx(2.11)
 
 
+@needs("answer")
 def test_best_rates_of_a_command_are_stated_without_a_loss_to_compare_with(tmp_path: Path) -> None:
     """Nothing is called learnt, `--refine` is not advised, and no task has a name."""
     script = tmp_path / "own.py"
@@ -131,6 +134,7 @@ def test_best_rates_of_a_command_are_stated_without_a_loss_to_compare_with(tmp_p
     assert not [word for word in ("learns", "--refine", "unnamed") if word in answer]
 
 
+@needs("report")
 def test_a_run_of_a_command_is_not_trained_again(place: Path, tmp_path: Path) -> None:
     run = run_of(place, "good")
     assert "is a run of a foreign command" in refusal(2, "rerun", run.path, "--check")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers import ROOT
 from helpers.command_line import typed
+from helpers.extensions import needs
 from helpers.probe_models import D, WithHead, adamw, batch_of, encoder, probe_of, probed
 from torch import Tensor, nn
 
@@ -93,7 +94,10 @@ def test_a_rare_row_measures_its_last_step_alone(tmp_path: Path) -> None:
     assert (run.timing["step_ms"] < 1000 * pause).all()
 
 
-@pytest.mark.parametrize("words", [["rerun", "--check"], ["export", "--to", "x"]])
+@pytest.mark.parametrize(
+    "words",
+    [["rerun", "--check"], pytest.param(["export", "--to", "x"], marks=needs("export"))],
+)
 def test_a_probed_run_is_not_trained_again(words: list[str], tmp_path: Path) -> None:
     probed(tmp_path / "run", 1)
     result = typed(words[0], tmp_path / "run", *words[1:])
@@ -242,6 +246,7 @@ def test_the_factors_make_the_update_independent_of_depth(example: dict[str, Any
     assert free.linearity == pytest.approx(0.5, abs=0.01)
 
 
+@needs("calibrate")
 def test_every_step_is_measured_if_none_divides_the_others(
     example: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -257,6 +262,7 @@ def test_the_guide_states_its_exponents(example: dict[str, Any]) -> None:
     assert stated == pytest.approx(example["result"].exponents, abs=0.02)
 
 
+@needs("calibrate")
 def test_groups_of_an_optimizer_have_the_rates_of_the_depth(example: dict[str, Any]) -> None:
     result, model = example["result"], example["model"]
     groups = {group["name"]: group for group in example["optimizer"].param_groups}
@@ -272,6 +278,7 @@ def test_groups_of_an_optimizer_have_the_rates_of_the_depth(example: dict[str, A
     )
 
 
+@needs("calibrate")
 def test_mistakes_are_refused(tmp_path: Path) -> None:
     def build(depth: int, seed: int) -> Any:
         model = encoder(depth)
@@ -287,6 +294,7 @@ def test_mistakes_are_refused(tmp_path: Path) -> None:
             deepstack.calibrate_model(build, **given | wrong)
 
 
+@needs("calibrate")
 def test_a_calibration_without_hidden_refuses_logits(tmp_path: Path) -> None:
     tokens = torch.arange(6).view(2, 3)
 

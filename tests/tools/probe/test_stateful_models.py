@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.extensions import needs
 from helpers.stateful_models import KINDS, NOISY, Plain, Stack, draw, held, losses_of
 
 import deepstack
@@ -57,6 +58,7 @@ def test_training_and_the_model_stay_as_without_the_probe(kind: str, tmp_path: P
     assert in_one == pytest.approx(moved, rel=1e-4)
 
 
+@needs("calibrate")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_calibration_trains_as_without_the_probe(kind: str, tmp_path: Path) -> None:
     losses: dict[float, list[float]] = {}

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.command_line import typed
+from helpers.extensions import needs
 from helpers.plot_runs import make_chart, make_run, make_runs, update, without_layout
 from helpers.record_runs import end
 from helpers.report_pages import Page, draw_only
@@ -217,6 +218,7 @@ def test_the_lowest_loss_of_each_depth_is_bold(tmp_path: Path) -> None:
     assert re.search(r"\.best \{ font-weight: 700; \}", text) and "Bold: lowest mean at" in text
 
 
+@needs("sharpness")
 def test_lines_that_coincide_keep_their_colours(tmp_path: Path) -> None:
     make_runs(tmp_path, scheme=SCHEMES, layers=np.ones((5, 6)))
     for name in ("update_vs_step", "sharpness_vs_step"):
