@@ -55,7 +55,7 @@ def slack(seed: int) -> dict[str, Tensor]:
     independent, gradient: by a random step of the matrices of equal size for each sublayer, and by
         a step of gradient descent; tight: over the bound with 1/√(α² + v²w²), loose: with 1/α.
     """
-    from deepstack.instruments.bound.measure import terms
+    from deepstack.instruments.bound import terms
 
     trial, rng = Trial(seed, scheme="deepnorm", depth=6), torch.Generator().manual_seed(seed)
     before, banks = streams(trial), trial.banks_of(*VALUE_PATH)
@@ -247,7 +247,7 @@ def power_in_deep_stacks(seed: int) -> Drawn:
 
     def sample(draw_seed: int, rate: float, power: float) -> list[float]:
         """Return ‖Δθ‖/‖θ_0‖, the loss, √(v² + w²) and ‖θ_i‖_F at the start."""
-        from deepstack.instruments.bound.measure import terms
+        from deepstack.instruments.bound import terms
 
         stack = small_stack(
             draw_seed, scheme="deepnorm_power", scheme_options={"power": power}, depth=DEEP,
