@@ -23,7 +23,7 @@ PLANTED = [
     ("C62", "the same, as the formula says", 1.0),
     ("C66", "a gradient step, largest of 12 sublayers: ‖Δx_{l+1}‖ over the bound", 1.3),
     ("C67", "Pre-LN: ‖∂L/∂F‖ at N = 24 over N = 6, after 50 steps", 2.0),
-    ("C68", "Post-LN, 96 layers: slope of ln ‖∂L/∂W_2‖ in l", 0.01),
+    ("C68", "Post-LN, 96 layers: slope of ln ‖∂L/∂W_2‖ in l", -0.01),
     ("C69", "exponent of ‖Δθ‖/‖θ_0‖ in α, lr 0.1", -0.5),
     ("C70", "Post-norm: loss with LN less that with BN, last 20 of 60 steps", 0.1),
     ("C71", "no norms: rank correlation of Π‖W‖₂ with the gap, six λ", 0.2),
