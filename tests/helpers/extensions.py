@@ -33,15 +33,19 @@ MAY_IMPORT = {
 
 
 def has(name: str) -> bool:
-    """Return whether an addition is there, with those that it imports; name: of its folder."""
+    """Return whether an addition is there; name: of its folder."""
     assert name in ADDITIONS, name
-    is_there = any((ROOT / home / name).is_dir() for home in HOMES)
-    return is_there and all(map(has, MAY_IMPORT.get(name, ())))
+    return any((ROOT / home / name).is_dir() for home in HOMES)
+
+
+def works(name: str) -> bool:
+    """Return whether an addition is there, with those that it imports."""
+    return has(name) and all(map(works, MAY_IMPORT.get(name, ())))
 
 
 def needs(*names: str) -> pytest.MarkDecorator:
     """Skip a test or a case that uses these additions where one of them is missing."""
-    missing = [name for name in names if not has(name)]
+    missing = [name for name in names if not works(name)]
     return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)}: missing")
 
 
@@ -74,7 +78,7 @@ def imports_missing(path: Path) -> bool:
     if all(has(name) for name in ADDITIONS):
         return False
     names = re.findall(IMPORT, path.read_text(encoding="utf-8"), re.MULTILINE)
-    return any(name in ADDITIONS and not has(name) for name in names)
+    return any(name in ADDITIONS and not works(name) for name in names)
 
 
 def needs_settings_of(path: Path) -> pytest.MarkDecorator:

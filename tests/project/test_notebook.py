@@ -33,7 +33,7 @@ def test_on_windows_one_sentence_refuses() -> None:
     )
 
 
-@needs("depth_use", "calibrate")
+@needs("answer", "calibrate", "depth_use")
 def test_every_public_name_is_there_and_says_what_it_is() -> None:
     for name in deepstack.__all__:
         assert len(inspect.getdoc(getattr(deepstack, name)) or "") > 40, name

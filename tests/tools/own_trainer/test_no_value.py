@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from helpers.command_line import refusal, typed
+from helpers.extensions import needs
 
 from deepstack.records import find_runs
 from deepstack.tools.own_trainer.no_value import pattern_for
@@ -54,6 +55,7 @@ def test_a_metric_that_matches_nothing_ends_the_study_after_its_first_run(tmp_pa
     assert again.stderr.count("\nrunning") == 3  # the first output is read again
 
 
+@needs("answer")
 def test_a_file_without_the_metric_ends_the_study_too(tmp_path: Path) -> None:
     path = study(tmp_path, [], [], metric="{file: metrics.json, key: val}")
     error = refusal(2, "sweep", path, "--out", tmp_path / "results", "--until", "decided")

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 from helpers import QUICK, small_runs
 from helpers.command_line import TINY, refusal, typed
+from helpers.extensions import needs
 
 import deepstack
 from deepstack.base.errors import ConfigError
@@ -199,6 +200,7 @@ def test_a_search_keeps_to_its_memory_and_hours_and_continues(
     assert set(Here.budgets[1:]) == {3 * 10**9}
 
 
+@needs("answer")
 def test_a_search_trains_alone() -> None:
     words = ["sweep", QUICK, "--refine", "train.lr", "--seeds", "0,1"]
     assert "found --refine and --until" in refusal(2, *words, "--until", "decided")
