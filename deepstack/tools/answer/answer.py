@@ -16,6 +16,7 @@ from deepstack.tools.answer.found import MOST_NAMES
 from deepstack.tools.answer.looks import looks_at
 from deepstack.tools.answer.pages import plain_citations
 from deepstack.tools.answer.sentence import find
+from deepstack.tools.answer.size import size_sentence
 
 # The charts that show each kind of answer: the first one that these runs allow.
 FIGURES = {
@@ -125,6 +126,8 @@ def answer(
     )
     growths = map(growth_sentence, growths_of(readable)[:MOST_NAMES])
     found = replace(found, details=(*found.details, *growths))
+    if found.better and (size := size_sentence(readable)):
+        found = replace(found, sure=(*found.sure, size))
     name, chart = figure_of(readable, found.kind)
     left_out = (*(f"run {run.name} is left out: {wrong}" for run, wrong in damage.items()), *other)
     return Answer(readable, " ".join(question.split()), found, name, chart, left_out)
