@@ -25,7 +25,8 @@ def steps_made(out: Path, study: str = "*") -> list[int]:
 def results(out: Path, count: int) -> dict[str, dict[str, bytes]]:
     """Return the data of every run by its name; all of them must be done."""
     runs = find_runs(out)
-    assert [run.state for run in runs] == ["done"] * count
+    assert {run.name: run.state for run in runs} == {run.name: "done" for run in runs}
+    assert len(runs) == count
     return {run.name: data_of(run) for run in runs}
 
 
