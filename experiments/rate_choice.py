@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from deepstack.records import Run
-from deepstack.runs import HIGHEST, LOWEST, Best, Runs
+from deepstack.runs import HIGHEST, LOWEST, Best, bests_of, result_of
 
 Cell = TypeVar("Cell")
 
@@ -36,7 +36,8 @@ def choose_rates(
     for rate in rates:
         runs += train(dict.fromkeys(cells, rate))
     while True:
-        bests = {cell_of(best.runs[0]): best for best in Runs(runs).bests()}
+        results = [result_of(run, str(cell_of(run))) for run in runs]
+        bests = {cell_of(best.runs[0]): best for best in bests_of(results)}
         more = {cell: rate for cell, best in bests.items() if (rate := next_rate(best)) is not None}
         if not more:
             return bests

@@ -13,31 +13,13 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t as student
 
-from deepstack.records import find_runs
-from deepstack.runs import final_value, has_diverged
-
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))
+from run_tables import table_of  # noqa: E402  (lies beside the experiments)
+
 RUNS = HERE / "runs.csv"
 NAME = HERE.name
 BASE = "pre_ln"
-
-
-def table_of(folder: Path, kind: str) -> pd.DataFrame:
-    """Return kind, cell, width, rate, seed and final validation loss of the runs in a folder."""
-    rows = [
-        {
-            "kind": kind,
-            "scheme": run.get("model.scheme"),
-            "depth": run.get("model.depth"),
-            "width": run.get("model.d_model"),
-            "lr": run.get("train.lr"),
-            "seed": run.get("seed"),
-            "val_loss": float("inf") if has_diverged(run) else round(final_value(run, "loss"), 6),
-        }
-        for run in find_runs(folder)
-        if run.state in ("done", "diverged")
-    ]
-    return pd.DataFrame(rows).sort_values(["scheme", "depth", "lr", "seed"])
 
 
 def slopes_of(table: pd.DataFrame) -> pd.DataFrame:
@@ -64,8 +46,8 @@ def words_of(values: pd.Series) -> str:
 def main() -> None:
     if len(sys.argv) > 1:
         out = Path(sys.argv[1])
-        parts = [table_of(out / f"{NAME}_rates", "rates"), table_of(out / NAME, "reported")]
-        pd.concat(parts).to_csv(RUNS, index=False)
+        folders = {"rates": out / f"{NAME}_rates", "reported": out / NAME}
+        table_of(folders, ["scheme", "depth", "width"]).to_csv(RUNS, index=False)
     table = pd.read_csv(RUNS)
     reported = table[table["kind"] == "reported"]
     slopes = slopes_of(reported)

@@ -12,34 +12,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from deepstack.records import find_runs
-from deepstack.runs import final_value, has_diverged, mean_of
 from deepstack.tools.laws import Size, fit_loops
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))
+from run_tables import table_of, text_of  # noqa: E402  (lies beside the experiments)
+
 RUNS = HERE / "runs.csv"
 NAME = HERE.name
 LAYERS, AROUND = 8, 2  # run between prelude and coda; prelude and coda
 RULED = (0, 1, 2)
 CELL = ["scheme", "width", "unique"]
-
-
-def table_of(folder: Path, kind: str) -> pd.DataFrame:
-    """Return kind, cell, rate, seed and final validation loss of the runs in a folder."""
-    rows = [
-        {
-            "kind": kind,
-            "scheme": run.get("model.scheme"),
-            "width": run.get("model.d_model"),
-            "unique": run.get("model.unique_layers"),
-            "lr": run.get("train.lr"),
-            "seed": run.get("seed"),
-            "val_loss": float("inf") if has_diverged(run) else round(final_value(run, "loss"), 6),
-        }
-        for run in find_runs(folder)
-        if run.state in ("done", "diverged")
-    ]
-    return pd.DataFrame(rows).sort_values([*CELL, "lr", "seed"])
 
 
 def size_of(width: int, unique: int) -> Size:
@@ -66,15 +49,14 @@ def price(table: pd.DataFrame, width: int) -> str:
     by_seed = table[table["width"] == width].pivot(
         index="seed", columns="unique", values="val_loss"
     )
-    gap = mean_of((by_seed[1] - by_seed[LAYERS]).tolist())
-    return f"width {width}: {gap.value:+.3f} ({gap.low:+.3f} to {gap.high:+.3f})"
+    return f"width {width}: {text_of(by_seed[1] - by_seed[LAYERS])}"
 
 
 def main() -> None:
     if len(sys.argv) > 1:
         out = Path(sys.argv[1])
-        parts = [table_of(out / NAME, "rates"), table_of(out / f"{NAME}_reported", "reported")]
-        pd.concat(parts).to_csv(RUNS, index=False)
+        folders = {"rates": out / NAME, "reported": out / f"{NAME}_reported"}
+        table_of(folders, CELL).to_csv(RUNS, index=False)
     table = pd.read_csv(RUNS)
     reported = table[table["kind"] == "reported"]
     for scheme, rows in reported.groupby("scheme"):
