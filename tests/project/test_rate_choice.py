@@ -1,10 +1,8 @@
-"""experiments/rate_choice.py: the rates that the scripts of two experiments train."""
+"""experiments/rate_choice.py: the rates that the scripts of experiments train."""
 
 import runpy
 import sys
-from collections.abc import Sequence
 from importlib import import_module
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,22 +52,18 @@ def test_rates_are_added_until_no_best_one_is_at_an_edge(
         trained.append(rates)
         return list(rates.items())
 
-    def fake_runs(runs: Sequence[tuple[str, float]]) -> Any:
-        found = []
-        for cell, optimum in optima.items():
-            losses = {rate: abs(rate - optimum) for name, rate in runs if name == cell}
-            (best,) = bests(losses, cell)
-            found.append(SimpleNamespace(value=best.value, edge=best.edge, runs=[(cell, 0)]))
-        return SimpleNamespace(bests=lambda: found)
+    def end(run: tuple[str, float], cell: str) -> Result:
+        loss = abs(run[1] - optima[run[0]])
+        return Result(cell, cell, 16, run[1], 10, "done", loss, None, run=run)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(rate_choice, "Runs", fake_runs)
+    monkeypatch.setattr(rate_choice, "result_of", end)
     chosen = rate_choice.choose_rates(optima, (2e-3, 4e-3, 8e-3), train, lambda run: run[0])
     assert {cell: best.value for cell, best in chosen.items()} == {"A": 4e-3, "B": 3.2e-2}
     first = [{"A": rate, "B": rate} for rate in (2e-3, 4e-3, 8e-3)]
     assert trained == [*first, {"B": 1.6e-2}, {"B": 3.2e-2}]
 
 
-@pytest.mark.parametrize("name", ["depth_at_equal_parameters", "desk_against_400m"])
+@pytest.mark.parametrize("name", ["depth_at_equal_parameters", "desk_against_400m", "grown_depth"])
 def test_a_script_that_chooses_rates_starts(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
