@@ -41,7 +41,7 @@ def row_of(run: Run, columns: Iterable[str]) -> dict[str, Any]:
     """Return settings, final validation loss and, of several evaluations, the least one."""
     row = {column: run.get(SETTINGS[column]) for column in columns}
     row["val_loss"] = float("inf") if has_diverged(run) else round(final_value(run, "loss"), 6)
-    if len(run.evals) > 2:  # more than those before the first step and after the last
+    if len(run.evals) > 2:  # also between the first step and the last
         row["least_loss"] = round(run.evals["loss"].min(), 6)
     return row
 

@@ -1,10 +1,10 @@
-"""Trains a stack of 32 layers, and three that grow from 8 over 16 to 32 layers.
+"""Trains a stack of 32 layers, and three that grow from 8 over 16 and 24 to 32 layers.
 
     python experiments/grown_depth/run.py [--workers 1] [--out results]
 
 Writes run folders to <out>/grown_depth_rates (seed 10, all rates) and <out>/grown_depth (seeds 0 to
-4, the best rate of each way), and those of 8 and 16 layers to <out>/grown_depth_8 and _16.  A
-repeated call skips finished runs.
+4, the best rate of each way).  Runs of 8, 16 and 24 layers go to <out>/grown_depth_8, _16 and _24.
+A repeated call skips finished runs.
 """
 
 import sys
@@ -23,7 +23,7 @@ BASE = load_config(HERE / "study.yaml")
 NAME = BASE.name
 NEVER = "not grown"
 WAYS = (NEVER, "stack", "interleave", "middle")
-STAGES, STEPS = (8, 16, 32), 160
+STAGES, STEPS = (8, 16, 24, 32), 112
 RATES = (2e-3, 4e-3, 8e-3)
 CHOOSING, REPORTED = 10, (0, 1, 2, 3, 4)
 
@@ -34,7 +34,7 @@ def way_of(run: Run) -> str:
 
 
 def grow(way: str, rate: float, seed: int, study: str, **options: Any) -> list[Run]:
-    """Return the run of 32 layers that grew in a way, after the runs of 8 and 16 layers."""
+    """Return the run of 32 layers that grew in a way, after the runs of fewer layers."""
     before: Run | None = None
     for depth in STAGES:
         last = depth == STAGES[-1]

@@ -37,7 +37,8 @@ def grown_rows(grow: str, before: int, after: int) -> list[int]:
     | stack      | 1 2 3 4 1 2 3 4       | G_stack, Du et al. 2024, arXiv:2405.15319               |
     | interleave | 1 1 2 2 3 3 4 4       | each layer beside its copy                              |
     | middle     | 1 2 3 2 3 4           | copies the middle block, as Kapl et al. 2026,           |
-    |            |                       | arXiv:2602.16490, describe depth growing                |
+    |            |                       | arXiv:2602.16490, describe depth growing; at twice the  |
+    |            |                       | depth it is `stack`                                     |
     | identity   | 1 2 3 4 + new ones    | new layers add 0: Gesmundo & Maile 2023,                |
     |            |                       | arXiv:2308.06103; the result has the `before` rows only |
     """
