@@ -17,7 +17,8 @@ PARTS = ("place", "found", "allowed", "instead")
 
 def later(mistake: Mistake) -> list[pytest.MarkDecorator]:
     """Skip a mistake in an option that a missing addition gives to a command of the core."""
-    return [needs("answer")] if "--until" in mistake.line else []
+    wanted = {"--until": "answer", "wandbb": "wandb"}
+    return [needs(name) for word, name in wanted.items() if word in mistake.line]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""experiments/routing_and_depth and norm_or_tanh: the numbers of their pages, by plain loops."""
+"""Numbers on the pages of routing_and_depth, norm_or_tanh and grown_depth, by plain loops."""
 
 import csv
 import math
@@ -64,3 +64,23 @@ def test_the_page_of_tanh_has_the_differences(loss: str, words: str) -> None:
         gaps = [100 * (tanh[seed] / layer[seed] - 1) for seed in range(5)]
         shown = f"{statistics.fmean(gaps):+.1f} % {interval(gaps, '.1f')}"
         assert cell.removesuffix(" |") == shown
+
+
+def test_the_page_of_growth_has_the_rise_of_late_layers() -> None:
+    page, found = page_of("grown_depth"), defaultdict(list)
+    path = ROOT / "experiments/grown_depth/runs.csv"
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["kind"] == "reported"]
+    for row in sorted(rows, key=lambda row: int(row["seed"])):
+        found[row["grow"]].append({key: float(row[key]) for key in ("val_loss", "rise_late")})
+    assert {len(by_seed) for by_seed in found.values()} == {5}
+    for grow, by_seed in found.items():
+        loss, late = (
+            statistics.fmean(r[key] for r in by_seed) for key in ("val_loss", "rise_late")
+        )
+        row = f"| {grow} | {loss:.3f} | {late:.4f} |"
+        if grow != "not grown":
+            pairs = zip(by_seed, found["not grown"], strict=True)
+            gaps = [one["rise_late"] - other["rise_late"] for one, other in pairs]
+            row += f" {statistics.fmean(gaps):.4f} {interval(gaps, '.4f')} |"
+        assert row in page, row

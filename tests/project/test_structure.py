@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT, TESTS, extensions
-from helpers.extensions import ADDITIONS, MAY_IMPORT, has
+from helpers.extensions import ADDITIONS, MAY_IMPORT, has, needs
 
 from deepstack.base.extensions import HOMES, public_names
 
@@ -159,6 +159,7 @@ def test_the_tests_know_every_addition() -> None:
     assert homes <= ADDITIONS
 
 
+@needs("signal")
 def test_a_file_of_tests_that_imports_a_missing_addition_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 import pytest
 from helpers.command_line import refusal
-from helpers.extensions import has
+from helpers.extensions import has, needs
 
 from deepstack.base.errors import ConfigError
 from deepstack.records import Run
@@ -36,6 +36,7 @@ def test_scalars_equal_the_runs(runs: dict[str, Run]) -> None:
     assert len(keys) <= 3 * len(run.layer_names())
 
 
+@needs("tensorboard", "wandb")
 def test_wrong_exports_are_refused(runs: dict[str, Run], tmp_path: Path) -> None:
     for more, expected in [
         (["--logs", "tensorbord", "--to", tmp_path / "x"], "did you mean 'tensorboard'?"),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from helpers.command_line import refusal, succeed
+from helpers.extensions import needs
 
 from deepstack.base.errors import ConfigError
 from deepstack.tools.own_trainer.command import split_command
@@ -152,7 +153,10 @@ def test_the_plan_shows_each_command(tmp_path: Path) -> None:
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.parametrize("option", [("--memory", "0.5"), ("--refine", "train.lr")])
+@pytest.mark.parametrize(
+    "option",
+    [("--memory", "0.5"), pytest.param(("--refine", "train.lr"), marks=needs("refine"))],
+)
 def test_options_without_an_effect_are_refused(option: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
     path.write_text(COMMAND + METRIC + GRID)
