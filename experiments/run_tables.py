@@ -1,5 +1,6 @@
 """Makes a table with a row for each run of a study; a script of an experiment imports it."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,23 @@ SETTINGS = {
     "lr": "train.lr",
     "seed": "seed",
 }
+
+
+def load_runs(
+    here: Path, columns: Iterable[str], endings: tuple[str, str] = ("", "_reported")
+) -> pd.DataFrame:
+    """Return the table of runs.csv in the folder of an experiment.
+
+    If the command line names a folder of results, runs.csv is first made from its runs.
+
+    endings: of the names of the two folders of runs, which chose the rates and are reported.
+    """
+    file = here / "runs.csv"
+    if len(sys.argv) > 1:
+        names = dict(zip(("rates", "reported"), endings, strict=True))
+        folders = {kind: Path(sys.argv[1]) / f"{here.name}{end}" for kind, end in names.items()}
+        table_of(folders, columns).to_csv(file, index=False)
+    return pd.read_csv(file)
 
 
 def table_of(folders: Mapping[str, Path], columns: Iterable[str]) -> pd.DataFrame:

@@ -15,10 +15,8 @@ from scipy.stats import t as student
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))
-from run_tables import table_of  # noqa: E402  (lies beside the experiments)
+from run_tables import load_runs  # noqa: E402  (lies beside the experiments)
 
-RUNS = HERE / "runs.csv"
-NAME = HERE.name
 BASE = "pre_ln"
 
 
@@ -44,11 +42,7 @@ def words_of(values: pd.Series) -> str:
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        out = Path(sys.argv[1])
-        folders = {"rates": out / f"{NAME}_rates", "reported": out / NAME}
-        table_of(folders, ["scheme", "depth", "width"]).to_csv(RUNS, index=False)
-    table = pd.read_csv(RUNS)
+    table = load_runs(HERE, ["scheme", "depth", "width"], ("_rates", ""))
     reported = table[table["kind"] == "reported"]
     slopes = slopes_of(reported)
     print(f"seeds {', '.join(map(str, slopes.index))}: nats a unit of ln N")

@@ -12,10 +12,8 @@ import pandas as pd
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))
-from run_tables import table_of, text_of  # noqa: E402  (lies beside the experiments)
+from run_tables import load_runs, text_of  # noqa: E402  (lies beside the experiments)
 
-RUNS = HERE / "runs.csv"
-NAME = HERE.name
 CELL = ["norm", "held_out"]
 LOSSES = {"val_loss": "final", "least_loss": "least"}
 
@@ -29,11 +27,7 @@ def differences_of(reported: pd.DataFrame, loss: str, held_out: float) -> list[f
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        out = Path(sys.argv[1])
-        folders = {"rates": out / NAME, "reported": out / f"{NAME}_reported"}
-        table_of(folders, CELL).to_csv(RUNS, index=False)
-    table = pd.read_csv(RUNS)
+    table = load_runs(HERE, CELL)
     reported = table[table["kind"] == "reported"]
     for held_out in sorted(reported["held_out"].unique(), reverse=True):
         for loss, word in LOSSES.items():

@@ -14,10 +14,8 @@ import pandas as pd
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))
-from run_tables import table_of, text_of  # noqa: E402  (lies beside the experiments)
+from run_tables import load_runs, text_of  # noqa: E402  (lies beside the experiments)
 
-RUNS = HERE / "runs.csv"
-NAME = HERE.name
 CELL = ["scheme", "depth"]
 
 
@@ -29,11 +27,7 @@ def gains_of(reported: pd.DataFrame) -> pd.DataFrame:
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        out = Path(sys.argv[1])
-        folders = {"rates": out / NAME, "reported": out / f"{NAME}_reported"}
-        table_of(folders, CELL).to_csv(RUNS, index=False)
-    table = pd.read_csv(RUNS)
+    table = load_runs(HERE, CELL)
     reported = table[table["kind"] == "reported"]
     gains = gains_of(reported)
     for depth, by_seed in gains.iterrows():

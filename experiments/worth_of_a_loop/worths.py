@@ -16,10 +16,8 @@ from deepstack.tools.laws import Size, fit_loops
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))
-from run_tables import table_of, text_of  # noqa: E402  (lies beside the experiments)
+from run_tables import load_runs, text_of  # noqa: E402  (lies beside the experiments)
 
-RUNS = HERE / "runs.csv"
-NAME = HERE.name
 LAYERS, AROUND = 8, 2  # run between prelude and coda; prelude and coda
 RULED = (0, 1, 2)
 CELL = ["scheme", "width", "unique"]
@@ -53,11 +51,7 @@ def price(table: pd.DataFrame, width: int) -> str:
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        out = Path(sys.argv[1])
-        folders = {"rates": out / NAME, "reported": out / f"{NAME}_reported"}
-        table_of(folders, CELL).to_csv(RUNS, index=False)
-    table = pd.read_csv(RUNS)
+    table = load_runs(HERE, CELL)
     reported = table[table["kind"] == "reported"]
     for scheme, rows in reported.groupby("scheme"):
         for seeds in (RULED, sorted(rows["seed"].unique())):
