@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from deepstack.base.text import text_among, value_text
 from deepstack.config.key import Key
 from deepstack.records import Run, varying
+from deepstack.runs.origin import START, Origin
 from deepstack.runs.settings import (
     DATA,
     DEPTH,
@@ -98,7 +99,24 @@ def varying_settings(runs: Sequence[Run]) -> list[Key]:
     differing = map(Key, varying(runs))
     keys = [k for k in differing if k not in (DEPTH, SEED) and not k.startswith(OBSERVATION)]
     keys = [key for key in keys if key.owner is None or owners_to_label(key, runs)]
+    if START in keys:
+        keys = with_origin(keys, runs)
     return keys + ([DATA] if data_differs(runs) else [])
+
+
+def with_origin(keys: Sequence[Key], runs: Sequence[Run]) -> list[Key]:
+    """Return `keys` with the training before the runs in place of the path of `model.start`.
+
+    It is left out where depth and the other keys determine it.  The path stays where runs of equal
+    seed and settings start with several folders of equal training.
+    """
+    origin = Origin.of_runs(runs)
+    others = [key for key in keys if key != START]
+    if not determines([*others, DEPTH, SEED, origin], START, runs):
+        return list(keys)
+    if determines([*others, DEPTH], origin, runs):
+        return others
+    return [origin if key == START else key for key in keys]
 
 
 def data_differs(runs: Sequence[Run]) -> bool:

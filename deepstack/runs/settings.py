@@ -14,6 +14,7 @@ from deepstack.config.key import TASK as TASK
 from deepstack.config.key import WIDTH as WIDTH
 from deepstack.config.key import Key
 from deepstack.records import ENDED, Run, data_identity
+from deepstack.runs.origin import Origin
 
 T = TypeVar("T")
 # Not a key of the config: the data of a task, which can vary like a setting.
@@ -49,7 +50,12 @@ def scheme_label(run: Run) -> str:
 
 
 def setting_value(run: Run, key: str) -> Any:
-    """Return the config value at a dotted key; for DATA the first digits of its identity."""
+    """Return the config value at a dotted key; for DATA the first digits of its identity.
+
+    For an Origin it is the training before the run.
+    """
+    if isinstance(key, Origin):
+        return key.value_of(run)
     if key == DATA:
         return (data_identity(run.meta.get("data", {})) or "")[:6] or None
     return run.flat_config.get(key)

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.base.errors import ConfigError
+from deepstack.config.identity import is_of_experiment
+from deepstack.config.schema import values
 from deepstack.model import build_model, with_defaults, without_defaults
 from deepstack.model.build import Built
 from deepstack.records import CHECKSUMS, Run, RunFolder, data_identity, existing_run, mapping
@@ -58,6 +60,7 @@ class StartingPoint(RunPart):
 
     path: as in `model.start`.
     sha256: of its weights.
+    trained: how it, and each run before it, differ from the run that begins here, by dotted key.
     fresh: a line for each parameter that starts anew.
     """
 
@@ -65,6 +68,7 @@ class StartingPoint(RunPart):
     config: conf.Config
     sha256: str
     weights: Mapping[str, Tensor]
+    trained: Sequence[Mapping[str, Any]] = ()
     fresh: Sequence[str] = ()
 
     def check(self, config: conf.Config, built: Built) -> list[str]:
@@ -139,7 +143,8 @@ class StartingPoint(RunPart):
 
     def facts(self) -> Mapping[str, Any]:
         step = self.config.train.steps
-        return {"start": {"run": self.path, "step": step, "sha256": self.sha256}}
+        facts = {"run": self.path, "step": step, "sha256": self.sha256}
+        return {"start": {**facts, "settings": self.trained}}
 
 
 def refuse_identity(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
@@ -174,9 +179,24 @@ def start_of(config: conf.Config, vocab_size: int) -> StartingPoint | None:
     except (KeyError, ValueError) as error:
         text = f"{KEY}: {folder.path}: its weights cannot be read: {error}"
         raise ConfigError(text, key=KEY) from error
-    start = StartingPoint(config.model.start, there, sum_of_weights or "", weights)
+    trained = runs_before(config, Run(folder.path))
+    start = StartingPoint(config.model.start, there, sum_of_weights or "", weights, trained)
     built = build_model(config, vocab_size=vocab_size, device="meta")
     return replace(start, fresh=start.check(config, built))
+
+
+def runs_before(config: conf.Config, run: Run) -> list[dict[str, Any]]:
+    """Return how a run, and each run before it, differ from a configuration that starts with it.
+
+    The last run comes first.  The value of a setting that a run lacks is None.  Of what came before
+    a run of an earlier version only the sha256 of its weights is known.
+    """
+    here, of_run, before = values(config), run.flat_config, run.meta.get("start", {})
+    unknown = [{"sha256": before["sha256"]}] if before else []
+    chain = [of_run, *({**of_run, **one} for one in before.get("settings", unknown))]
+    keys = {key: None for one in (here, *chain) for key in one if is_of_experiment(key)}
+    keys.pop(KEY, None)
+    return [{key: one.get(key) for key in keys if one.get(key) != here.get(key)} for one in chain]
 
 
 def whole_weights(folder: RunFolder, config: conf.Config, step: int) -> Mapping[str, Tensor]:
