@@ -93,17 +93,9 @@ def plot_command(
     with a tab between them. With names or --all: as PDF and SVG too; prints each file.
     """
     opt.load_plugins(plugin)
-    from deepstack.plots import CHARTS, plot
-    from deepstack.plots.arguments import WORDED
+    from deepstack.plots import plot
 
-    # Charts, which may be joined by commas, and folders have any order.
-    directories = [word for word in words if Path(word).is_dir()]
-    others = [word for word in words if word not in directories]
-    charts = [part for word in others for part in word.split(",")]
-    if charts and not directories:  # an unknown last word is a folder
-        is_chart = charts[-1] in CHARTS or charts[-1] in WORDED
-        directories = ["results"] if is_chart else [others[-1]]
-        charts = charts if is_chart else charts[: -len(others[-1].split(","))]
+    charts, directories = charts_and_folders(words)
     if charts and (every or why):
         word = "--all" if every else "--why"
         raise ConfigError(f"{word}: found beside the chart {charts[0]}; allowed without a chart")
@@ -162,6 +154,21 @@ def plot_command(
             log(other_charts(directories, shown, where, last, best))
         for line in notes if charts else joined_notes(notes):
             log(line)
+
+
+def charts_and_folders(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the charts, which commas may join, and the folders, which come in any order."""
+    from deepstack.plots import CHARTS
+    from deepstack.plots.arguments import WORDED
+
+    folders = [word for word in words if Path(word).is_dir()]
+    others = [word for word in words if word not in folders]
+    charts = [part for word in others for part in word.split(",")]
+    if not charts or folders:
+        return charts, folders
+    if charts[-1] in CHARTS or charts[-1] in WORDED:
+        return charts, ["results"]
+    return charts[: -len(others[-1].split(","))], [others[-1]]  # an unknown last word is a folder
 
 
 def show_titles(charts: Sequence[tuple[str, Sequence[Path]]]) -> None:

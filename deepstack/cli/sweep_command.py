@@ -74,12 +74,9 @@ def sweep_command(
 
     Finished runs are skipped, and failed ones without --retry. Interrupted runs continue.
     """
-    if widths and params:
-        raise ConfigError("found --widths and --params; allowed one of them")
+    refuse_several(["--widths", "--params"] if widths and params else [])
     launchers = LauncherOption.chosen(added)
-    if len(launchers) > 1:
-        flags = " and ".join(one.flag for one in launchers)
-        raise ConfigError(f"found {flags}; allowed one of them")
+    refuse_several([one.flag for one in launchers])
     taken = [word for one in launchers for word in one.own_words(words)]
     settings = [word for word in words if word not in taken]
     options = {"--depths": depths, "--schemes": schemes, "--seeds": seeds}
@@ -103,10 +100,7 @@ def sweep_command(
     opt.load_plugins(plugin)
     order = SweepOrder(described, name, out, workers, max_hours, dry_run, quiet, json)
     tasks = SweepOption.chosen(added)
-    if len(tasks) > 1:
-        raise ConfigError(
-            f"found {' and '.join(f'--{one.name}' for one in tasks)}; allowed one of them"
-        )
+    refuse_several([f"--{one.name}" for one in tasks])
     for name, needed in (SweepOption.idle(added) | LauncherOption.idle(added)).items():
         others = " or ".join(f"--{one}" for one in needed)
         raise ConfigError(f"--{name.replace('_', '-')}: found without {others}, which it needs")
@@ -128,6 +122,12 @@ def sweep_command(
         training.finish(progress)
     if kind:
         kind.end(training, tasks)
+
+
+def refuse_several(flags: list[str]) -> None:
+    """Raise ConfigError for more than one of options that exclude each other."""
+    if len(flags) > 1:
+        raise ConfigError(f"found {' and '.join(flags)}; allowed one of them")
 
 
 def whole_thousands(values: str) -> str:

@@ -188,22 +188,38 @@ def comparison(
             "unigram": mean_of([end.floor for end in ends]).value,
         }
         if partner is not None:
-            pairs = [(run, other) for run in done if (other := partner(run)) not in (None, run)]
-            losses = [(final_value(a, column), final_value(b, column)) for a, b in pairs]
-            gap = difference_of(losses)
-            row |= {"difference": gap.value, "se": gap.se}
-            row |= {"diff_low": gap.low, "diff_high": gap.high, "pairs": gap.n}
+            row |= difference_cells(done, partner, column)
         if best:
             row |= one.values | {"edge": one.edge}
-        for name, at in (("update_first", 0), ("update_last", -1)):
-            steps = {run: int(run.steps["step"].iloc[at]) for run in done if len(run.steps)}
-            row[name] = mean_of([value_at(run, measure, step) for run, step in steps.items()]).value
-        row["update_measure"] = "‖ΔF‖" if measure == "model_update" else "‖ΔF‖/‖F_0‖"
-        times = [float(run.timing["step_ms"].median()) for run in there if len(run.timing)]
-        row["step_ms"] = median(times) if times else math.nan
-        row["flops"] = mean_of([training_flops(run) for run in there]).value
+        row |= update_cells(done, measure) | cost_cells(there)
         rows.append({key: None if value != value else value for key, value in row.items()})
     return rows
+
+
+def difference_cells(
+    done: Sequence[Run], partner: Callable[[Run], Run | None], column: str
+) -> dict[str, Any]:
+    """Return the difference to the baseline over pairs of runs; partner: from `pair_runs`."""
+    pairs = [(run, other) for run in done if (other := partner(run)) not in (None, run)]
+    gap = difference_of([(final_value(a, column), final_value(b, column)) for a, b in pairs])
+    row = {"difference": gap.value, "se": gap.se}
+    return row | {"diff_low": gap.low, "diff_high": gap.high, "pairs": gap.n}
+
+
+def update_cells(done: Sequence[Run], measure: str) -> dict[str, Any]:
+    """Return ‖ΔF‖ after the first and the last step; measure: its column in steps.csv."""
+    row: dict[str, Any] = {}
+    for name, at in (("update_first", 0), ("update_last", -1)):
+        steps = {run: int(run.steps["step"].iloc[at]) for run in done if len(run.steps)}
+        row[name] = mean_of([value_at(run, measure, step) for run, step in steps.items()]).value
+    return row | {"update_measure": "‖ΔF‖" if measure == "model_update" else "‖ΔF‖/‖F_0‖"}
+
+
+def cost_cells(runs: Sequence[Run]) -> dict[str, float]:
+    """Return the time of a step, and the FLOPs of all steps."""
+    times = [float(run.timing["step_ms"].median()) for run in runs if len(run.timing)]
+    flops = mean_of([training_flops(run) for run in runs]).value
+    return {"step_ms": median(times) if times else math.nan, "flops": flops}
 
 
 def means(value: Any, word: str, text: str) -> bool:

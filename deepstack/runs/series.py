@@ -159,6 +159,21 @@ def split_series(runs: Sequence[Run], settings: Sequence[Key]) -> Split:
     Each combination of the independent settings is a series.  Its label names dependent settings
     too (a learning rate chosen for each scheme), apart from d_ff, and no depth settings.
     """
+    independent, dependent, depth_settings = divide(settings, runs)
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(values_of(run, independent), []).append(run)
+    series = []
+    for values in sorted(groups, key=lambda values: [order_of(value) for value in values]):
+        members = groups[values]
+        number = values[0] if len(values) == 1 and isinstance(values[0], (int, float)) else None
+        label = label_of(members[0], [*independent, *dependent], runs) or scheme_label(members[0])
+        series.append(Series(label, tuple(members), number))
+    return Split(tuple(series), depth_settings)
+
+
+def divide(settings: Sequence[Key], runs: Sequence[Run]) -> tuple[list[Key], list[Key], list[Key]]:
+    """Return the settings that make series, those that these determine, and the depth settings."""
     keys = sorted(settings, key=lambda key: key != SCHEME)
     independent: list[Key] = []
     for key in keys:
@@ -173,16 +188,7 @@ def split_series(runs: Sequence[Run], settings: Sequence[Key]) -> Split:
     # What only a depth setting determines, such as a rate by width where depth sets the width.
     depth_settings += [key for key in dependent if not determines(independent, key, runs)]
     dependent = [key for key in dependent if key not in depth_settings]
-    groups: dict[tuple[Any, ...], list[Run]] = {}
-    for run in runs:
-        groups.setdefault(values_of(run, independent), []).append(run)
-    series = []
-    for values in sorted(groups, key=lambda values: [order_of(value) for value in values]):
-        members = groups[values]
-        number = values[0] if len(values) == 1 and isinstance(values[0], (int, float)) else None
-        label = label_of(members[0], [*independent, *dependent], runs) or scheme_label(members[0])
-        series.append(Series(label, tuple(members), number))
-    return Split(tuple(series), depth_settings)
+    return independent, dependent, depth_settings
 
 
 def label_of(run: Run, keys: Sequence[Key], runs: Sequence[Run]) -> str:

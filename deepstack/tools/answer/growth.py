@@ -35,26 +35,11 @@ def grown(found: Found, cells: Sequence[Best], gap: Gap | None, looks: Looks) ->
     if not looks.repeated:
         return found
     compared = [cell for cell in cells if len(cells) == 1 or (gap and is_compared(cell, gap))]
-    rates = sum(len(cell.tried) for cell in cells)  # one of which may learn by chance
-    if looks.depths:
-        rates += sum(halvings(a, b) * len(a.tried) for a, b in neighbours(cells))
+    rates = rates_in_all(cells, looks)
     edges = [more for cell in compared if (more := beyond_edge(cell))]
     unknown = [cell for cell in cells if missing(cell, rates, looks)]
-    seeds = [
-        More([cell], target - cell.seeds, TO_LOOK)
-        for cell in unknown
-        if (target := looks.after(cell.seeds + missing(cell, rates, looks) - 1))
-    ]
-    if gap is not None and not gap.is_clear:
-        further = until_look(
-            [gap.leader, gap.rival], gap.gap.n, gap.gap.value, gap.gap.sd, gap.looks
-        )
-        seeds += [further] if further else []
-    details = [
-        f"It is open whether {cell.label} learns at N = {cell.depth} "
-        f"({cell.learnt} of {cell.seeds} seeds)."
-        for cell in unknown
-    ]
+    seeds = more_seeds(unknown, gap, rates, looks)
+    details = [open_sentence(cell) for cell in unknown]
     details += filter(None, [far_seed_sentence(gap) if gap else ""])
     between = [] if edges or unknown else depths_between(cells, looks.lead(rates), looks)
     is_clear = gap.is_clear if gap else len(cells) == 1 or found.decided
@@ -67,6 +52,39 @@ def grown(found: Found, cells: Sequence[Best], gap: Gap | None, looks: Looks) ->
         details=[*found.details, *details],
         batch=edges or seeds or between,
     )
+
+
+def open_sentence(cell: Best) -> str:
+    """Return that it is open whether a setting learns at a depth."""
+    return (
+        f"It is open whether {cell.label} learns at N = {cell.depth} "
+        f"({cell.learnt} of {cell.seeds} seeds)."
+    )
+
+
+def rates_in_all(cells: Sequence[Best], looks: Looks) -> int:
+    """Return the number of rates, one of which may learn by chance, with those of added depths."""
+    rates = sum(len(cell.tried) for cell in cells)
+    if looks.depths:
+        rates += sum(halvings(a, b) * len(a.tried) for a, b in neighbours(cells))
+    return rates
+
+
+def more_seeds(unknown: Sequence[Best], gap: Gap | None, rates: int, looks: Looks) -> list[More]:
+    """Return the seeds that would show whether cells learn, and those up to the next comparison.
+
+    unknown: the cells of which that is open.
+    """
+    seeds = [
+        More([cell], target - cell.seeds, TO_LOOK)
+        for cell in unknown
+        if (target := looks.after(cell.seeds + missing(cell, rates, looks) - 1))
+    ]
+    if gap is None or gap.is_clear:
+        return seeds
+    pair, difference = [gap.leader, gap.rival], gap.gap
+    further = until_look(pair, difference.n, difference.value, difference.sd, gap.looks)
+    return [*seeds, further] if further else seeds
 
 
 def neighbours(cells: Sequence[Best]) -> list[tuple[Best, Best]]:

@@ -28,14 +28,7 @@ def movement(settings: dict[str, list[Best]], most: int, looks: Looks = FIXED) -
     most: the number of settings that a sentence names.
     looks: the looks at the study, over which the intervals hold.
     """
-    results: dict[str, Transfer] = {}
-    for label, cells in settings.items():
-        losses = losses_of(one.cell for one in cells if one.is_chosen)
-        if len(losses) > 1:
-            seeds = set.intersection(*(set(s) for at in losses.values() for s in at.values()))
-            if seeds:
-                runs = [run for one in cells for run in one.runs]
-                results[label] = transfer(losses, refines=can_refine(runs))
+    results = transfers(settings)
     if not results:
         return None
     known = {label: one for label, one in results.items() if one.exponent is not None}
@@ -55,25 +48,39 @@ def movement(settings: dict[str, list[Best]], most: int, looks: Looks = FIXED) -
         sure.append(f"The intervals of the {len(known)} exponents hold together with 95 %.")
     every = [cell for cells in settings.values() for cell in cells]
     details = list(filter(None, [rate_sentence(every, most)]))
-    more = None
-    if open_ones:
-        label = open_ones[0]
-        more = runs_that_decide(label, settings[label], results[label], level)
-        more = None if more is not None and more.runs > MOST_RUNS else more
-    batch = [
-        further
-        for label in open_ones * looks.repeated
-        if (further := batch_of(settings[label], results[label], level))
-    ]
-    details += [
+    first = open_ones[0] if open_ones else None
+    more = runs_that_decide(first, settings[first], results[first], level) if first else None
+    if more is not None and more.runs > MOST_RUNS:
+        more = None
+    growing = open_ones if looks.repeated else []
+    batches = [batch_of(settings[label], results[label], level) for label in growing]
+    batch = [further for further in batches if further]
+    details += ruled_out(exponents, looks)
+    text = "; ".join(clauses[:most]) + more_names
+    sentence = f"{head}{text if head else as_sentence(text)}."
+    return Found("rates", sentence, not open_ones, sure, details, more, batch)
+
+
+def transfers(settings: dict[str, list[Best]]) -> dict[str, Transfer]:
+    """Return the best rates of each setting that has several at two depths, with shared seeds."""
+    results = {}
+    for label, cells in settings.items():
+        losses = losses_of(one.cell for one in cells if one.is_chosen)
+        by_rate = [set(seeds) for rates in losses.values() for seeds in rates.values()]
+        if len(losses) > 1 and set.intersection(*by_rate):
+            runs = [run for one in cells for run in one.runs]
+            results[label] = transfer(losses, refines=can_refine(runs))
+    return results
+
+
+def ruled_out(exponents: dict[str, Interval], looks: Looks) -> list[str]:
+    """Return a sentence on each exponent whose sign is open."""
+    return [
         f"For {label}, an exponent outside of {signed_text(one.low, 2)} to "
         f"{signed_text(one.high, 2)} is ruled out ({looks.name.partition(' interval')[0]})."
         for label, one in exponents.items()
         if math.isfinite(one.low) and not is_decided(one)
     ]
-    text = "; ".join(clauses[:most]) + more_names
-    sentence = f"{head}{text if head else as_sentence(text)}."
-    return Found("rates", sentence, not open_ones, sure, details, more, batch)
 
 
 def is_decided(exponent: Interval | None) -> bool:

@@ -89,33 +89,44 @@ def about_several(settings: dict[str, list[Best]], depths: Sequence[int], gap: G
     judged = {
         label: cells for label, cells in settings.items() if all(cell.is_judged for cell in cells)
     }
-    margin = gap_clause(gap, len(depths) > 1) if gap else ""
-    is_clear = gap.is_clear if gap else bool(judged)
     where = where_clauses(judged, one_depth) if judged else ""
-    clauses = [margin, where] if one_depth else [where, margin]
-    optimizers, schemes = one_rate_caveats(gap) if gap else ("", "")
-    text = "; ".join(
-        filter(None, [*clauses, between_clause(gap, depths) if gap else "", optimizers])
-    )
-    text = text or f"the losses of these settings cannot be compared{divergences(every)}"
-    sentence = f"{as_sentence(text)}."
-    has_interval = gap is not None and math.isfinite(gap.gap.low)
-    sure = [gap.looks.sentence if gap and gap.looks.repeated else T_TEST] * has_interval
-    if gap and gap.others > 1:
-        sure.append(f"The best of {gap.others + 1} settings is compared with each of the others.")
-    if gap and any(cell.is_chosen for cell in every):
-        sure.append(EACH_RATE if gap.looks.repeated else CHOSEN)
-    sure += filter(None, [schemes])
-    agreeing = [cell for cell in every if cell.learnt in (0, cell.seeds)]
+    if gap is None:
+        text = where or f"the losses of these settings cannot be compared{divergences(every)}"
+        found = Found("depths", "", bool(judged))
+    else:
+        optimizers, schemes = one_rate_caveats(gap)
+        margin = gap_clause(gap, not one_depth)
+        clauses = [margin, where] if one_depth else [where, margin]
+        text = "; ".join(filter(None, [*clauses, between_clause(gap, depths), optimizers]))
+        found = about_gap(gap, any(cell.is_chosen for cell in every), schemes)
+    sure, details = list(found.sure), list(found.details)
+    agreeing = [cell.seeds for cell in every if cell.learnt in (0, cell.seeds)]
     if judged and agreeing:
-        most = max(cell.seeds for cell in agreeing)
-        sure += filter(None, [share_text(most, most)])
-    more = runs_that_decide(gap) if gap and not is_clear else None
-    details = [nothing_more(gap)] if gap and not is_clear and more is None else []
+        sure += filter(None, [share_text(max(agreeing), max(agreeing))])
     details += filter(None, [shares_sentence([c for c in every if c.depth == depths[-1]])])
     kind: Kind = "settings" if one_depth else "depths"
-    better = gap.leader.label if gap and gap.is_clear else ""
-    return Found(kind, sentence, is_clear, sure, details, more, better=better)
+    return replace(found, kind=kind, sentence=f"{as_sentence(text)}.", sure=sure, details=details)
+
+
+def about_gap(gap: Gap, is_chosen: bool, schemes: str) -> Found:
+    """Return what a margin alone says: whether it is clear, how sure, and what would decide it.
+
+    is_chosen: whether the best of several rates is chosen in any cell.
+    schemes: the sentence on schemes that share a rate, or ''.
+    """
+    sure = []
+    if math.isfinite(gap.gap.low):
+        sure.append(gap.looks.sentence if gap.looks.repeated else T_TEST)
+    if gap.others > 1:
+        sure.append(f"The best of {gap.others + 1} settings is compared with each of the others.")
+    if is_chosen:
+        sure.append(EACH_RATE if gap.looks.repeated else CHOSEN)
+    sure += filter(None, [schemes])
+    if gap.is_clear:
+        return Found("settings", "", True, sure, better=gap.leader.label)
+    more = runs_that_decide(gap)
+    details = [] if more else [nothing_more(gap)]
+    return Found("settings", "", False, sure, details, more)
 
 
 def divergences(cells: Sequence[Best]) -> str:

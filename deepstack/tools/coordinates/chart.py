@@ -1,5 +1,6 @@
 """The coordinate check: size and change of the stream by layer, over width or depth."""
 
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -59,7 +60,7 @@ def coordinate_check(runs: Runs, *, options: Options) -> Chart:
     drawn = set()
     for panel, (s, quantity) in drawing.arrange(cells, names, **layout):
         table = tables[s][tables[s]["quantity"] == quantity]
-        layers = [layer for layer in LAYERS if layer in set(table["layer"])] or ["F"]
+        layers = layers_of(table)
         drawn |= set(layers)
         for value, layer in product(colours, layers):
             chosen = table[(table["layer"] == layer) & (table[other] == value)]
@@ -78,25 +79,43 @@ def coordinate_check(runs: Runs, *, options: Options) -> Chart:
     drawing.note(f"{at}: within ±{TOLERANCE:g}, or without 0")
     for s in shown:
         slopes = coordinate_slopes(tables[s], over)
-        for slope in slopes:
-            drawing.table.add(
-                panel=f"{s.label}: {slope['quantity']}",
-                series=f"{other} {slope[other]}, {slope['layer']}",
-                kind="fit",
-                exponent=slope["exponent"],
-                exponent_low=slope["low"],
-                exponent_high=slope["high"],
-                mark=slope["verdict"],
-                seeds=slope["seeds"],
-            )
-        last = [r for r in slopes if r["quantity"] == quantities[0]]
-        name = "last" if any(r["layer"] == "last" for r in last) else "F"
-        texts = [f"{other} {r[other]} {slope_text(r)}" for r in last if r["layer"] == name]
-        which = "of F" if name == "F" else "of the last layer"
-        drawing.note(f"{s.label}, {quantities[0]} {which}: {'; '.join(texts)}", when=texts)
+        write_slopes(drawing, s.label, slopes, other)
+        note_slopes(drawing, s.label, [r for r in slopes if r["quantity"] == quantities[0]], other)
     for value, colour in colours.items():
         drawing.entry(f"{other} {value}", color=colour)
     for layer, style in LINE_STYLES.items():
         if layer in drawn:
             drawing.entry("F" if layer == "F" else f"{layer} layer", color=GREY, **style)
     return drawing.finish("Coordinate check")
+
+
+def layers_of(table: pd.DataFrame) -> list[str]:
+    """Return which layers a table has, or F where it has none."""
+    return [layer for layer in LAYERS if layer in set(table["layer"])] or ["F"]
+
+
+def write_slopes(
+    drawing: Drawing, label: str, slopes: Sequence[dict[str, Any]], other: str
+) -> None:
+    """Add the exponents of a series to the CSV; other: width or depth, constant along a line."""
+    for slope in slopes:
+        drawing.table.add(
+            panel=f"{label}: {slope['quantity']}",
+            series=f"{other} {slope[other]}, {slope['layer']}",
+            kind="fit",
+            exponent=slope["exponent"],
+            exponent_low=slope["low"],
+            exponent_high=slope["high"],
+            mark=slope["verdict"],
+            seeds=slope["seeds"],
+        )
+
+
+def note_slopes(drawing: Drawing, label: str, slopes: Sequence[dict[str, Any]], other: str) -> None:
+    """Add the exponents of the last layer to the notes, or of F; slopes: of one quantity."""
+    name = "last" if any(slope["layer"] == "last" for slope in slopes) else "F"
+    shown = [slope for slope in slopes if slope["layer"] == name]
+    if shown:
+        texts = [f"{other} {slope[other]} {slope_text(slope)}" for slope in shown]
+        which = "of F" if name == "F" else "of the last layer"
+        drawing.note(f"{label}, {shown[0]['quantity']} {which}: {'; '.join(texts)}")

@@ -23,6 +23,8 @@ from deepstack.cli import (
 )
 from deepstack.records import Analysis, find_runs
 
+Analyze = Callable[..., dict[str, Analysis]]
+
 
 @command("Tools", "deepstack analyze results/quick/RUN --what lens,effects")
 def analyze_command(
@@ -64,35 +66,22 @@ def analyze_command(
     --text gives text for its tokenizer.json. It needs transformers, and runs no code of the folder.
     """
     load_plugins(plugin)
-    from deepstack.tools.depth_use.analyses import MEASURES
-    from deepstack.tools.depth_use.foreign_folders import reader_of, refuse_other_formats
     from deepstack.tools.depth_use.runs import analyze_run
 
-    names = [name.strip() for name in what.split(",") if name.strip()]
-    if not names:
-        raise ConfigError(f"--what: found no name; allowed some of {', '.join(MEASURES)}")
-    for name in names:
-        MEASURES[name]
-    readers = {run: reader_of(run, text) for run in runs}
-    refuse_other_formats(run for run in runs if readers[run] is None)
-    external = {Path(run): reader for run, reader in readers.items() if reader is not None}
-    trained = [one.path for run in runs if readers[run] is None for one in find_runs(run)]
-    paths = {path.resolve(): path for path in [*trained, *external]}
-    if bool(external) != (text is not None):
-        problem = "no text" if external else "text and no Hugging Face folder"
-        raise ConfigError(f"--text: found {problem}; allowed a text file with such a folder")
+    names = names_of(what)
+    trained, external = find_inputs(runs, text)
     if bos and not external:
         raise ConfigError("--bos: found no Hugging Face folder; allowed with --text")
     if external and (other or side or step is not None):
         raise ConfigError("--with, --side, --step: found a Hugging Face folder; allowed with runs")
     results: dict[Path, dict[str, Analysis]] = {}
     with show_work("analyzing") as work:
-        analyze_trained = partial(analyze_run, side=side, other=other, step=step, say=work.note)
-        for path in paths.values():
+        of_run: Analyze = partial(analyze_run, side=side, other=other, step=step, say=work.note)
+        paths = {path.resolve(): (path, of_run) for path in trained}
+        for path, reader in external.items():
+            paths[path.resolve()] = path, partial(reader, text=text or "", bos=bos)
+        for path, analyze in paths.values():
             work.step(f"analyzing {path.name}", len(paths))
-            analyze: Callable[..., dict[str, Analysis]] = analyze_trained
-            if path in external:
-                analyze = partial(external[path], text=text or "", bos=bos)
             try:
                 results[path] = analyze(
                     path,
@@ -112,15 +101,50 @@ def analyze_command(
         emit_json([{"run": str(path), "analyses": json_of(one)} for path, one in results.items()])
         return
     for path, analyses in results.items():
-        about = next(iter(analyses.values())).about
-        computed = about.get("device", "cpu"), about.get("precision", "fp32")
-        if computed != ("cpu", "fp32"):
-            log(f"{path.name}: computed on {computed[0]}, products in {computed[1]}")
-        for note in dict.fromkeys(note for one in analyses.values() for note in one.notes):
-            log(note)
-        if arrays := [name for name, one in analyses.items() if one.columns and not one.scalars]:
-            log(f"{', '.join(arrays)}: no numbers; arrays are in {path / 'analysis'}")
+        log_notes(path, analyses)
     emit([row for path, analyses in results.items() for row in rows_of(path, analyses)], False)
+
+
+def names_of(what: str) -> list[str]:
+    """Return the analyses that `--what` names.  Raises ConfigError for none, or an unknown one."""
+    from deepstack.tools.depth_use.analyses import MEASURES
+
+    names = [name.strip() for name in what.split(",") if name.strip()]
+    if not names:
+        raise ConfigError(f"--what: found no name; allowed some of {', '.join(MEASURES)}")
+    for name in names:
+        MEASURES[name]
+    return names
+
+
+def find_inputs(runs: list[str], text: Path | None) -> tuple[list[Path], dict[Path, Analyze]]:
+    """Return the run folders, and the Hugging Face folders with their analysis.
+
+    Raises ConfigError for a folder of another format, and for one of --text and a Hugging Face
+    folder without the other.
+    """
+    from deepstack.tools.depth_use.foreign_folders import reader_of, refuse_other_formats
+
+    readers = {run: reader_of(run, text) for run in runs}
+    refuse_other_formats(run for run in runs if readers[run] is None)
+    external = {Path(run): reader for run, reader in readers.items() if reader is not None}
+    trained = [one.path for run in runs if readers[run] is None for one in find_runs(run)]
+    if bool(external) != (text is not None):
+        problem = "no text" if external else "text and no Hugging Face folder"
+        raise ConfigError(f"--text: found {problem}; allowed a text file with such a folder")
+    return trained, external
+
+
+def log_notes(path: Path, analyses: dict[str, Analysis]) -> None:
+    """Print the device, the notes of the analyses, and where those without numbers lie."""
+    about = next(iter(analyses.values())).about
+    computed = about.get("device", "cpu"), about.get("precision", "fp32")
+    if computed != ("cpu", "fp32"):
+        log(f"{path.name}: computed on {computed[0]}, products in {computed[1]}")
+    for note in dict.fromkeys(note for one in analyses.values() for note in one.notes):
+        log(note)
+    if arrays := [name for name, one in analyses.items() if one.columns and not one.scalars]:
+        log(f"{', '.join(arrays)}: no numbers; arrays are in {path / 'analysis'}")
 
 
 def json_of(analyses: dict[str, Analysis]) -> dict[str, Any]:
