@@ -1,7 +1,8 @@
 """The calls that draw charts: `plot` writes files or returns figures, `figure` returns one."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from deepstack.plots.arguments import AnyRuns, are_names, function_of, runs_of, 
 from deepstack.plots.chart import CHARTS, MOST_MAIN, main_charts
 from deepstack.plots.files import FORMATS
 from deepstack.plots.study_charts import draw
-from deepstack.runs.runs import NO_CHOICE
+from deepstack.runs.runs import NO_CHOICE, Runs
 
 
 def figure(runs: AnyRuns, name: str, /, **options: Any) -> Figure:
@@ -67,10 +68,7 @@ def plot(
     if NO_CHOICE in selection.get("best", ()):
         options["rates"] = "all"
     every = main_charts() if main else CHARTS
-    folders = [directory] if isinstance(directory, (str, os.PathLike)) else directory
-    if isinstance(folders, (list, tuple)) and all(
-        isinstance(f, (str, os.PathLike)) for f in folders
-    ):
+    if are_folders(directory):
         formats = options.pop("formats", FORMATS)
         formats = formats.split(",") if isinstance(formats, str) else formats
         chosen, words = split_options(options)
@@ -86,12 +84,22 @@ def plot(
     if charts is not None:
         figures = [figure(runs, name, **options) for name in names]
         return figures[0] if isinstance(charts, str) else figures
-    figures = []
-    for name in every:
-        if main and len(figures) == MOST_MAIN:
-            break
+    allowed = figures_of(runs, every, say, options)
+    return list(islice(allowed, MOST_MAIN if main else None))
+
+
+def are_folders(value: Any) -> bool:
+    """Return whether a value is one path or a list of paths."""
+    paths = value if isinstance(value, (list, tuple)) else [value]
+    return all(isinstance(path, (str, os.PathLike)) for path in paths)
+
+
+def figures_of(
+    runs: Runs, names: Iterable[str], say: Callable[[str], None], options: Mapping[str, Any]
+) -> Iterator[Figure]:
+    """Yield the figure of each chart that these runs allow; say: gets a line for each other."""
+    for name in names:
         try:
-            figures.append(figure(runs, name, **options))
+            yield figure(runs, name, **options)
         except NothingMatchedError as error:
             say(f"{name} is not drawn: {error}")
-    return figures

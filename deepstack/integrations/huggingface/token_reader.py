@@ -57,22 +57,14 @@ def read(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens] | lis
     if name not in table.column_names:
         reason = f" has no column {name!r}; set task.column to one of "
         raise reading.refusal(file, reason + ", ".join(table.column_names))
-    chunks, kind = table.column(name).chunks, table.schema.field(name).type
+    kind = table.schema.field(name).type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        if reading.tokenizer is None:
-            raise reading.refusal(file, f": the text of {name!r} needs task.tokenizer")
-        if table.column(name).nbytes > MOST_TEXT:
-            reason = f": {name!r} has more than {MOST_TEXT:,} bytes of text; store its tokens in "
-            raise reading.refusal(file, f"{reason}.npy instead")
-        texts = (text.as_py() or "" for chunk in chunks for text in chunk)
-        rows = [reading.tokenizer.encode([text]) for text in texts]
-        sizes = np.concatenate([row.sizes for row in rows if row.sizes is not None])
-        return [Part(np.concatenate([row.tokens for row in rows]), sizes=sizes)]
+        return [encode(table.column(name), name, file, reading)]
     list_types = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
     if not (any(is_list(kind) for is_list in list_types) and pa.types.is_integer(kind.value_type)):
         reason = f": found {kind} in {name!r}; allowed text or lists of integers"
         raise reading.refusal(file, reason)
-    values = [chunk.flatten() for chunk in chunks]
+    values = [chunk.flatten() for chunk in table.column(name).chunks]
     if any(array.null_count for array in values):
         raise reading.refusal(file, f": found null among the tokens of {name!r}")
     tokens = [array.to_numpy() for array in values]
@@ -81,7 +73,22 @@ def read(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens] | lis
     masks = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in table.column(MASK).chunks]
     if [len(one) for one in masks] != [len(one) for one in tokens]:
         raise reading.refusal(file, f": {MASK} has other lengths than {name}")
-    every: list[Any] = []
-    for one, mask in zip(tokens, masks, strict=True):  # a batch without padding stays mapped
-        every.append(Part(one[mask != 0]) if (mask == 0).any() else one)
-    return every
+    return [without_padding(*pair) for pair in zip(tokens, masks, strict=True)]
+
+
+def encode(column: Any, name: str, file: Path, reading: Reading) -> Part:
+    """Return the tokens of a column of texts, each of which is a document."""
+    if reading.tokenizer is None:
+        raise reading.refusal(file, f": the text of {name!r} needs task.tokenizer")
+    if column.nbytes > MOST_TEXT:
+        reason = f": {name!r} has more than {MOST_TEXT:,} bytes of text; store its tokens in "
+        raise reading.refusal(file, f"{reason}.npy instead")
+    texts = (text.as_py() or "" for chunk in column.chunks for text in chunk)
+    rows = [reading.tokenizer.encode([text]) for text in texts]
+    sizes = np.concatenate([row.sizes for row in rows if row.sizes is not None])
+    return Part(np.concatenate([row.tokens for row in rows]), sizes=sizes)
+
+
+def without_padding(tokens: Tokens, mask: Any) -> Any:
+    """Return the tokens whose mask is not 0; without padding the same array, which stays mapped."""
+    return Part(tokens[mask != 0]) if (mask == 0).any() else tokens
