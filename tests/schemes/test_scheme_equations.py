@@ -1,6 +1,7 @@
 """Every scheme's layer against its equation, written once more from the paper, number by number."""
 
 import math
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,15 @@ from deepstack.model.stack import run_layers
 from deepstack.schemes import SCHEMES, StackNorm
 
 
+@pytest.fixture
+def double() -> Iterator[None]:
+    """Let new tensors have 64 bits: 32 round otherwise on other processors, and streams add up."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(
     ("name", "depth", "options"),
     [
@@ -24,7 +34,7 @@ from deepstack.schemes import SCHEMES, StackNorm
     ],
 )
 def test_a_layer_is_its_equation(name: str, depth: int, options: dict[str, Any]) -> None:
-    model = perturbed(name, depth, model__scheme_options=options)
+    model = perturbed(name, depth, model__scheme_options=options).double()
     torch.manual_seed(2)
     x = torch.randn(2, 6, D)
     stream, entry = model.last.enter(x), model.last.entry_norm
@@ -32,18 +42,19 @@ def test_a_layer_is_its_equation(name: str, depth: int, options: dict[str, Any])
     torch.testing.assert_close(stream, expected)
     for l, layer in enumerate(model.layers, start=1):
         expected = PAPERS[name].layer(pieces(layer, l, depth), stream, **options)
-        torch.testing.assert_close(layer(stream), expected, rtol=1e-5, atol=2e-5)
+        torch.testing.assert_close(layer(stream), expected, rtol=1e-9, atol=1e-9)
         fuse([layer])
         stream = layer(stream)
-        torch.testing.assert_close(stream, expected, rtol=1e-5, atol=2e-5)
+        torch.testing.assert_close(stream, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(
     "name", [name for name in SCHEMES.names() if "encoder_decoder" in SCHEMES[name].families]
 )
 def test_a_layer_of_three_sublayers_is_its_equation(name: str) -> None:
     family = {"model__family": "encoder_decoder", "model__decoder_depth": 4}
-    model = perturbed(name, 3, **family)
+    model = perturbed(name, 3, **family).double()
     memory, stream = torch.randn(2, 5, D), model.decoder.enter(torch.randn(2, 6, D))
     equation = PAPERS[name].decoder or PAPERS[name].layer
     for l, layer in enumerate(model.decoder.layers, start=1):
@@ -52,7 +63,7 @@ def test_a_layer_of_three_sublayers_is_its_equation(name: str) -> None:
         p: Any = SimpleNamespace(s=layer.scheme, l=l, N=4, each=lambda each=each: each)
         expected = equation(p, stream)
         stream = layer(stream, memory)
-        torch.testing.assert_close(stream, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(stream, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("share", "depth", "count"), [(0.29, 100, 29), (0.57, 200, 114)])
@@ -61,9 +72,10 @@ def test_mix_lns_share_is_not_lost_to_rounding(share: float, depth: int, count: 
     assert sum(scheme.is_post for scheme in model.schemes) == count
 
 
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("name", SCHEMES)
 def test_the_stack_begins_and_ends_as_the_paper_says(name: str) -> None:
-    model, paper = perturbed(name, 4), PAPERS[name]
+    model, paper = perturbed(name, 4).double(), PAPERS[name]
     stack, x = model.last, (model.embedding[TOKENS] + model.position[:6]) * math.sqrt(D / 2)
     assert (stack.entry_norm is not None) == paper.entry_norm
     x = paper.enter(norm(stack.entry_norm)(x) if paper.entry_norm else x)
@@ -75,7 +87,7 @@ def test_the_stack_begins_and_ends_as_the_paper_says(name: str) -> None:
     else:
         x = x if torch.is_tensor(x) else x[0]
         expected = final(x) if final else x
-    torch.testing.assert_close(model.hidden(TOKENS), expected, rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(model.hidden(TOKENS), expected, rtol=1e-9, atol=1e-9)
 
 
 def is_normed(x: torch.Tensor) -> bool:
