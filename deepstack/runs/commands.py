@@ -11,6 +11,7 @@ from typing import Any
 from deepstack.config.write import one_line
 from deepstack.records import Run, varying
 from deepstack.records.published import is_published
+from deepstack.runs.origin import START, Origin
 from deepstack.runs.settings import LR, SCHEME, SEED, STEPS, order_of, setting_value, values_of
 
 MOST_SPLITS = 4  # settings by which runs are tried to be split into grids
@@ -28,8 +29,13 @@ def repeat_commands(runs: Sequence[Run]) -> list[str]:
 def further_commands(
     runs: Sequence[Run], seeds: Sequence[int] = (), rates: Sequence[float] = ()
 ) -> list[str]:
-    """Return the commands that train these settings with other seeds, or other rates."""
+    """Return the commands that train these settings with other seeds, or other rates.
+
+    None for runs that each start with a run of their own seed, or rate: that run comes first.
+    """
     other: dict[str, Sequence[Any]] = {SEED: seeds} if seeds else {LR: rates}
+    if START in varying(runs) and not set(other) & set(Origin.of_runs(runs).keys):
+        return []
     return [command for group in grids(runs) for command in commands_of(group, other)]
 
 

@@ -8,7 +8,7 @@ from helpers.small_runs import small
 import deepstack
 from deepstack.config import Config
 from deepstack.records import Run
-from deepstack.runs import Runs
+from deepstack.runs import Runs, further_commands
 
 VALUES = {
     "task__name": "markov", "task__seq_len": 8, "task__states": 5, "model__scheme": "pre_ln",
@@ -71,3 +71,18 @@ def test_starts_of_other_seeds_are_settings(tmp_path: Path) -> None:
         (run.path / "meta.json").write_text(json.dumps(meta))
     labels = [one.label for one in Runs.below(tmp_path / "last").series()]
     assert len(set(labels)) == 2 and all("before" in label for label in labels)
+
+
+def test_further_seeds_need_their_own_starts(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        grown("stack", seed, 1e-3, tmp_path)
+    grown_runs = Runs.below(tmp_path / "last")
+    assert further_commands(grown_runs, seeds=[2]) == []
+    fixed = [
+        deepstack.train(config_from(run, seed=seed), out=tmp_path, study="tuned")
+        for seed in (5, 6)
+        for run in grown_runs
+    ]
+    commands = further_commands(fixed, seeds=[7])
+    assert len(commands) == 1 and "seed=7" in commands[0]
+    assert all(str(run.path) in commands[0] for run in grown_runs)

@@ -139,6 +139,8 @@ class Content:
         commands = further_commands(of_cells, seeds, more.rates)
         number = more.runs
         text = f"{counted('{} more runs', number)}{cost_text(of_cells, number)} {more.reason}"
+        if not commands and any(run.get("model.start") for run in of_cells):
+            text += "; the runs that they start with come first"
         return f"{text}.", commands
 
     @cached_property
