@@ -14,7 +14,7 @@ from deepstack.plots.panel import CROWDED
 from deepstack.records import Run
 from deepstack.runs.runs import Runs
 from deepstack.runs.series import Series, choose_series
-from deepstack.runs.settings import DEPTH, SCHEME, evenly_spaced
+from deepstack.runs.settings import DEPTH, SCHEME, evenly_spaced, require
 
 T = TypeVar("T")
 Rule = Literal["lines", "curves", "series", "stacks"]
@@ -97,6 +97,7 @@ class Placement:
         most.  If the user names the setting of the panels, each of its values has one, or one for
         each depth if several series share them.
         """
+        require(self.series, "no run has logged these values by step")
         panels = self.options.panels
         self.by_depth = len(self.depths) > 1
         if panels is None and self.by_depth:

@@ -24,6 +24,7 @@ from deepstack.records.files import sync_folder as sync_folder
 from deepstack.records.files import trouble as trouble
 from deepstack.records.folder import ENDED as ENDED
 from deepstack.records.folder import EVALS_COLUMNS as EVALS_COLUMNS
+from deepstack.records.folder import GROWN as GROWN
 from deepstack.records.folder import STATES as STATES
 from deepstack.records.folder import STEPS_COLUMNS as STEPS_COLUMNS
 from deepstack.records.folder import TIMING_COLUMNS as TIMING_COLUMNS

@@ -92,6 +92,7 @@ from deepstack.runs.statistics import has_diverged_by as has_diverged_by
 from deepstack.runs.statistics import last_row as last_row
 from deepstack.runs.statistics import layers_at as layers_at
 from deepstack.runs.statistics import loss_column as loss_column
+from deepstack.runs.statistics import loss_of as loss_of
 from deepstack.runs.statistics import mean_of as mean_of
 from deepstack.runs.statistics import points_of as points_of
 from deepstack.runs.statistics import seed_coefficient as seed_coefficient
@@ -117,8 +118,10 @@ from deepstack.runs.trackers import register_tracker as register_tracker
 from deepstack.runs.update_growth import growths_of as growths_of
 from deepstack.runs.update_growth import steps_of as steps_of
 from deepstack.runs.validation import of_one_validation as of_one_validation
+from deepstack.runs.words import UNCOUNTED as UNCOUNTED
 from deepstack.runs.words import as_sentence as as_sentence
 from deepstack.runs.words import growth_sentence as growth_sentence
+from deepstack.runs.words import has_looks as has_looks
 from deepstack.runs.words import joined as joined
 from deepstack.runs.words import margin_clause as margin_clause
 from deepstack.runs.words import nats as nats

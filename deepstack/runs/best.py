@@ -163,9 +163,14 @@ def failure_of(seeds: Collection[Result]) -> tuple[float, float]:
 def diverges_more(results: Iterable[Result], label: str, other: str) -> bool:
     """Return whether more seeds of one setting diverged than of another: it is not the better one.
 
+    Only seeds at the best learning rate of a setting and depth count.
+
     label, other: of the settings, without the values chosen, as in 'candidate'.
     """
-    failed = Counter(one.setting.partition(",")[0] for one in results if one.state == "diverged")
+    failed = Counter[str]()
+    for one in bests_of(results):
+        states = [end.state for end in one.by_seed.values()]
+        failed[one.label.partition(",")[0]] += states.count("diverged")
     return failed[label] > failed[other]
 
 

@@ -75,7 +75,10 @@ def runs_by_rate(every: Sequence[Series]) -> dict[tuple[Series, int], dict[float
     Raises NothingMatchedError if no series and depth has two rates.
     """
     cells = {
-        (s, n): by_value(s.everything_at(n), lambda run: run.get(LR))
+        (s, n): by_value(
+            [run for run in s.everything_at(n) if run.get(LR) is not None],
+            lambda run: run.get(LR),
+        )
         for s in every
         for n in s.depths
     }

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from deepstack.config.key import Key
 from deepstack.config.write import one_line
 from deepstack.records import Run, varying
 from deepstack.records.published import is_published
-from deepstack.runs.origin import START, Origin
+from deepstack.runs.origin import START
+from deepstack.runs.series import determines, varying_settings
 from deepstack.runs.settings import LR, SCHEME, SEED, STEPS, order_of, setting_value, values_of
 
 MOST_SPLITS = 4  # settings by which runs are tried to be split into grids
@@ -34,7 +36,10 @@ def further_commands(
     None for runs that each start with a run of their own seed, or rate: that run comes first.
     """
     other: dict[str, Sequence[Any]] = {SEED: seeds} if seeds else {LR: rates}
-    if START in varying(runs) and not set(other) & set(Origin.of_runs(runs).keys):
+    keys = varying(runs)
+    settings = [key for key in keys if key != START and key not in other]
+    is_setting = any(key == START and type(key) is Key for key in varying_settings(runs))
+    if START in keys and not is_setting and not determines(settings, START, runs):
         return []
     return [command for group in grids(runs) for command in commands_of(group, other)]
 

@@ -33,6 +33,7 @@ from deepstack.runs.statistics import (
     difference_of,
     final_value,
     loss_column,
+    loss_of,
     mean_of,
     training_flops,
     update_column,
@@ -174,7 +175,7 @@ def comparison(
         done = [run for run in there if run.state == "done"]
         ends = list(map(result_of, there))
         outcomes = Counter(end.outcome or end.state for end in ends).most_common()
-        loss = mean_of([final_value(run, column) for run in done])
+        loss = loss_of([final_value(run, column) for run in done])
         row: dict[str, Any] = {
             "setting": one.label,
             "depth": " and ".join(depth_words(there)),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deepstack.config.key import Key
+from deepstack.config.key import SEED, Key
 from deepstack.records import Run
 
 START = Key("model.start")
@@ -19,10 +19,10 @@ class Origin(Key):
     """The key `model.start`, whose value is the training before a run, not the folder's path.
 
     Runs that grow or are fine-tuned with three seeds start with three folders.  These are one
-    setting if the runs before them differ in settings only that each shares with its own run, such
-    as the seed.
+    setting if the runs before them differ in nothing but the seed, and in settings that each shares
+    with its own run.
 
-    keys: the settings in which any of the runs differs from one that was trained before it.
+    keys: the settings but the seed in which any of the runs differs from one trained before it.
     studies: the folder's name for each training, where these tell them apart; else empty.
     """
 
@@ -32,7 +32,8 @@ class Origin(Key):
     @classmethod
     def of_runs(cls, runs: Sequence[Run]) -> Origin:
         origin = cls(START)
-        origin.keys = sorted({key for run in runs for one in trained_before(run) for key in one})
+        keys = {key for run in runs for one in trained_before(run) for key in one}
+        origin.keys = sorted(keys - {SEED})
         names = {(origin.value_of(run), study_before(run)) for run in runs if trained_before(run)}
         if len(names) == len({name for _, name in names}) == len({code for code, _ in names}):
             origin.studies = {str(code): name for code, name in names}

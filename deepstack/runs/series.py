@@ -107,12 +107,22 @@ def varying_settings(runs: Sequence[Run]) -> list[Key]:
 def with_origin(keys: Sequence[Key], runs: Sequence[Run]) -> list[Key]:
     """Return `keys` with the training before the runs in place of the path of `model.start`.
 
-    It is left out where depth and the other keys determine it.  The path stays where runs of equal
-    seed and settings start with several folders of equal training.
+    It is left out where depth and the other keys determine it.  The path stays if runs of equal
+    training before them are no seeds of one setting: the runs of a setting start either all with
+    one folder or each with its own.
     """
     origin = Origin.of_runs(runs)
     others = [key for key in keys if key != START]
-    if not determines([*others, DEPTH, SEED, origin], START, runs):
+    starts: dict[Any, set[Any]] = {}
+    seeds: dict[Any, set[Any]] = {}
+    for run in runs:
+        setting = values_of(run, [*others, DEPTH, origin])
+        starts.setdefault(setting, set()).add(run.get(START))
+        seeds.setdefault(setting, set()).add((run.get(START), run.get(SEED)))
+    if any(
+        1 < len(starts[at]) and len(of) > min(len(starts[at]), len({seed for _, seed in of}))
+        for at, of in seeds.items()
+    ):
         return list(keys)
     if determines([*others, DEPTH], origin, runs):
         return others

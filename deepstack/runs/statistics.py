@@ -109,6 +109,12 @@ def mean_of(values: Sequence[float | None]) -> Mean:
     return Mean(mean, deviation, error, mean - half, mean + half, len(finite))
 
 
+def loss_of(values: Sequence[float | None]) -> Mean:
+    """Return the mean of one setting's losses; without an interval if the seeds change nothing."""
+    mean = mean_of(values)
+    return mean._replace(low=math.nan, high=math.nan) if mean.n > 1 and not mean.sd else mean
+
+
 def difference_of(pairs: Sequence[tuple[float | None, float | None]]) -> Mean:
     """Return the mean of first minus second over those pairs of seeds that have both.
 

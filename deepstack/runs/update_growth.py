@@ -28,7 +28,7 @@ from deepstack.runs.statistics import (
 )
 
 WIDEST = 0.5  # of an interval: papers state N^0, N^(1/2) and N, which differ by as much
-ROUNDING = 1e-9  # by which the ends of equal intervals may differ
+ROUNDING = 1e-5  # by which the ends of equal intervals may differ: logs have few digits
 
 
 class Local(NamedTuple):

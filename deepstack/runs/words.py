@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 from deepstack.base.text import counted, signed_text, value_text
+from deepstack.records import GROWN, Run
 from deepstack.runs.best import Best, by_success
 from deepstack.runs.intervals import LEAST_SEEDS
 from deepstack.runs.margin import Margin, margin_of
@@ -18,6 +19,7 @@ from deepstack.runs.update_growth import Growth, Local
 ROUNDING = 1e-6  # half of an interval below this part of the value is rounding
 NAME = "95 % interval"
 PAIRS = "pairs of seeds"
+UNCOUNTED = "the study grew, and its looks are not counted here: deepstack answer"
 
 
 def digits_of(mean: Mean) -> int:
@@ -85,9 +87,11 @@ def margin_clause(
     if with_values and leader.is_chosen and rival.is_chosen:
         rates = f"lr {value_text(leader.value)} and {value_text(rival.value)}"
         numbers = f"{rates}; {numbers}"
+    side = "lower" if gap.value >= 0 else "higher over their shared seeds"
+    size = nats(gap).removeprefix("−")  # a minus sign
     return (
         f"{at}it is undecided which of {leader.label} and {rival.label} is better: {leader.label} "
-        f"ends {nats(gap)} nats lower ({numbers})"
+        f"ends {size} nats {side} ({numbers})"
     )
 
 
@@ -98,7 +102,15 @@ def lead_sentence(rows: Sequence[Best]) -> str | None:
     if margin is None:
         return None
     several_depths = any(one.depth < deepest for one in rows)
-    return f"{as_sentence(margin_clause(margin, several_depths))}."
+    clause = margin_clause(margin, several_depths)
+    if has_looks(margin.leader.runs):
+        clause = f"{clause.replace(' is better than ', ' leads ')}; {UNCOUNTED}"
+    return f"{as_sentence(clause)}."
+
+
+def has_looks(runs: Sequence[Run]) -> bool:
+    """Return whether these runs belong to a study that grew until its question was decided."""
+    return any((path / GROWN).is_file() for path in {run.path.parent for run in runs})
 
 
 def depths_clause(margin: Margin, numbers: str) -> str:

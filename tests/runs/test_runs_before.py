@@ -86,3 +86,14 @@ def test_further_seeds_need_their_own_starts(tmp_path: Path) -> None:
     commands = further_commands(fixed, seeds=[7])
     assert len(commands) == 1 and "seed=7" in commands[0]
     assert all(str(run.path) in commands[0] for run in grown_runs)
+
+
+def test_another_way_with_one_start_does_not_split_the_seeds_of_the_first(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        grown("stack", seed, 1e-3, tmp_path)
+    before = Runs.below(tmp_path / "before")
+    start = next(run for run in before if run.get("seed") == 0 and run.get("model.depth") == 2)
+    for seed in (0, 1):
+        config = config_from(start, seed=seed, train__lr=1e-3, model__grow="interleave")
+        deepstack.train(config, out=tmp_path, study="last")
+    assert [len(one.at(4)) for one in Runs.below(tmp_path / "last").series()] == [2, 2]

@@ -19,7 +19,7 @@ from deepstack.runs import (
     Runs,
     bests_of,
     further_commands,
-    mean_of,
+    loss_of,
     new_seeds,
     path_of,
     repeat_commands,
@@ -92,8 +92,8 @@ class Content:
         rows = []
         for cell in cells:
             ends = list(cell.by_seed.values())
-            loss = mean_of([one.loss for one in ends if one.state == "done"])
-            gain = mean_of([None if one.margin is None else -one.margin for one in ends])
+            loss = loss_of([one.loss for one in ends if one.state == "done"])
+            gain = loss_of([None if one.margin is None else -one.margin for one in ends])
             outcomes = [OUTCOME_WORDS.get(one.outcome or "", one.state) for one in ends]
             counts = {word: outcomes.count(word) for word in dict.fromkeys(outcomes)}
             row: dict[str, Any] = {"setting": cell.label, "N": cell.depth}
@@ -140,7 +140,7 @@ class Content:
         number = more.runs
         text = f"{counted('{} more runs', number)}{cost_text(of_cells, number)} {more.reason}"
         if not commands and any(run.get("model.start") for run in of_cells):
-            text += "; the runs that they start with come first"
+            text += "; the runs that they start with come first, and their time"
         return f"{text}.", commands
 
     @cached_property

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from deepstack.base import ResourceError
-from deepstack.records import LARGEST_TEXT, parse_object, read
+from deepstack.records import GROWN, LARGEST_TEXT, parse_object, read
 from deepstack.records import replace as write
 from deepstack.runs import LEAST_SEEDS, Interval, Mean, student
 
@@ -20,7 +20,6 @@ COMPARED = tuple(number for number in SEEDS if number >= 6)
 """Those at which losses are compared: 5 fair coins agree in 6 % of studies, 6 in 3 %."""
 FAR = 20
 """Standard deviations from the mean of one further seed that must not level a difference."""
-FILE = "until.json"  # in the folder of a study
 ERROR = 0.05
 FEW_LEARN = 0.2  # shares of a setting's seeds that are told apart: this one, and 1 minus it
 
@@ -156,7 +155,7 @@ def looks_at(studies: Iterable[Path]) -> Looks:
 
     Raises ResourceError if a study's until.json is not the one that a sweep writes.
     """
-    every = [looks for study in studies if (looks := read_looks(study / FILE)) is not None]
+    every = [looks for study in studies if (looks := read_looks(study / GROWN)) is not None]
     return min(every, key=lambda looks: looks.error, default=FIXED)
 
 
@@ -182,4 +181,4 @@ def write_looks(study: Path, looks: Looks) -> None:
     """Record in a study's folder that it grows, and how."""
     record = {"error": looks.error, "seeds": SEEDS, "depths": looks.depths}
     record |= {"interpolated": looks.interpolated} if looks.interpolated else {}
-    write(study / FILE, f"{json.dumps(record)}\n".encode())
+    write(study / GROWN, f"{json.dumps(record)}\n".encode())

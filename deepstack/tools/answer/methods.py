@@ -61,11 +61,17 @@ def methods_of(runs: Runs, found: Found, keys: Mapping[str, str]) -> str:
     ]
     if others := other_settings(runs):
         sentences.append(f"Runs also differed in {others}.")
+    if started := sum(run.get("model.start") is not None for run in runs):
+        which = "All runs" if started == len(runs) else f"{started} of {len(runs)} runs"
+        sentences.append(
+            f"{which} began with the weights of runs trained before, whose steps and FLOPs are not "
+            "among these."
+        )
     seeds = [str(seed) for seed in values_tried(runs, SEED)]
     word = "seed" if len(seeds) == 1 else "seeds"
     sentences.append(
         f"Each setting was trained with the {word} {joined(seeds)}, where a seed sets the initial "
-        "weights and the order of batches."
+        f"weights{' of other runs' * (started > 0)} and the order of batches."
     )
     sentences.append(
         "Losses are means over one held-out set at the end of training; a run counts as learning "

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from deepstack.base import counted
-from deepstack.runs import LEAST_SEEDS, Best, Mean, Result, mean_of, nats
+from deepstack.runs import LEAST_SEEDS, Best, Mean, Result, loss_of, mean_of, nats
 from deepstack.tools.answer.found import MOST_NAMES, Found, More, interval_text, share_text
 from deepstack.tools.answer.looks import FIXED, Looks
 
@@ -30,8 +31,8 @@ def about_one(cell: Best, looks: Looks = FIXED) -> Found:
         where = f"in {diverged} of {counted('{} seeds', cell.seeds)}"
         rest = f" and learns in {cell.learnt}" if cell.learnt else ""
         return Found("run", f"{name} diverges {where}{rest}.", not few, sure, more=more)
-    loss = mean_of([one.loss for one in ends])
-    gain = mean_of([one.gain for one in ends])
+    loss = loss_of([one.loss for one in ends])
+    gain = loss_of([one.gain for one in ends])
     if not gain.n:
         text = f"{name} ends at a validation loss of {nats(loss)} nats"
         return Found("run", f"{text} ({interval_text(loss, 'seeds')}).", True, [], more=more)
@@ -61,6 +62,8 @@ def verdict_of(name: str, gain: Mean, reference: str, clear: float) -> tuple[str
         return f"{name} learns less than the {clear:g} nats that count as learning: {text}", True
     if gain.high < 0:
         return f"{name} does not learn from context: {text}", True
+    if gain.n >= LEAST_SEEDS and not math.isfinite(gain.low):
+        return f"Undecided: {name} has equal losses in all seeds: {text}", False
     if -clear <= gain.low and gain.high <= clear:
         level = f"it ends level, within {clear:g} nats, with {reference}"
         return f"{name} has learned nothing from context: {level}", True

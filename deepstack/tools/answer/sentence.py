@@ -100,12 +100,19 @@ def about_several(settings: dict[str, list[Best]], depths: Sequence[int], gap: G
         text = "; ".join(filter(None, [*clauses, between_clause(gap, depths), optimizers]))
         found = about_gap(gap, any(cell.is_chosen for cell in every), schemes)
     sure, details = list(found.sure), list(found.details)
-    agreeing = [cell.seeds for cell in every if cell.learnt in (0, cell.seeds)]
-    if judged and agreeing:
-        sure += filter(None, [share_text(max(agreeing), max(agreeing))])
+    sure += shares([cell for cells in judged.values() for cell in cells])
     details += filter(None, [shares_sentence([c for c in every if c.depth == depths[-1]])])
     kind: Kind = "settings" if one_depth else "depths"
     return replace(found, kind=kind, sentence=f"{as_sentence(text)}.", sure=sure, details=details)
+
+
+def shares(cells: Sequence[Best]) -> list[str]:
+    """Return what the most seeds that all learned, and that all did not, say about other seeds."""
+    all_learned = [cell.seeds for cell in cells if cell.learnt == cell.seeds]
+    none_learned = [cell.seeds for cell in cells if not cell.learnt]
+    texts = [share_text(max(all_learned), max(all_learned)) if all_learned else None]
+    texts += [share_text(0, max(none_learned)) if none_learned else None]
+    return list(filter(None, texts))
 
 
 def about_gap(gap: Gap, is_chosen: bool, schemes: str) -> Found:

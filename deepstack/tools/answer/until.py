@@ -33,6 +33,11 @@ class GrowingStudy:
         for group in study.zips:
             if SEED in group:
                 raise ConfigError("--until: found seed in sweep.zip; allowed in sweep.grid")
+        if any(SEED in override.where for override in study.overrides):
+            raise ConfigError(
+                "--until: found seed in sweep.overrides, which say nothing of added seeds; allowed "
+                "overrides of other settings"
+            )
         self.study, self.training, self.looks = study, training, looks
         self.entries: dict[str, CellProgress] = {}
         self.values: dict[tuple[str, int], dict[str, Any]] = {}

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepstack.runs import diverges_more
+from deepstack.runs import bests_of, diverges_more, joined, margin_of
 from deepstack.tools.own_trainer.spread import UNDECIDED as UNDECIDED
 from deepstack.tools.own_trainer.study_file import BASELINE, CANDIDATE
 
 if TYPE_CHECKING:
     from deepstack.records import RunFolder
-    from deepstack.runs import Result
+    from deepstack.runs import Best, Result
     from deepstack.tools.answer import Found
 
 BETTER, NOT_BETTER = 0, 10
@@ -37,19 +37,38 @@ def verdict_of(found: Found, results: Iterable[Result]) -> Verdict:
     """Return the decision that a statement on the results of baseline and candidate makes.
 
     Seeds that diverged have no loss to compare.  A candidate with more of them than its baseline is
-    not better (`deepstack.runs.best.diverges_more`).
+    not better (`deepstack.runs.best.diverges_more`).  Of several depths the statement compares the
+    greatest; a candidate that is clearly worse at another one is not better either.
     """
+    results = list(results)
     better = found.better.partition(",")[0] if found.decided else ""
-    if better == CANDIDATE:
+    worse = worse_depths(results)
+    if better == CANDIDATE and worse:
+        text = f"better at the greatest depth, and worse at N = {joined(list(map(str, worse)))}"
+        return Verdict(NOT_BETTER, f"{text}: keep the baseline (exit code {NOT_BETTER})")
+    if better == CANDIDATE and not diverges_more(results, CANDIDATE, BASELINE):
         return Verdict(BETTER, f"better: keep the candidate (exit code {BETTER})")
     if better == BASELINE:
         return Verdict(NOT_BETTER, f"not better: keep the baseline (exit code {NOT_BETTER})")
-    if not better and diverges_more(results, CANDIDATE, BASELINE):
+    if diverges_more(results, CANDIDATE, BASELINE):
         text = f"not better, more of its seeds diverge: keep the baseline (exit code {NOT_BETTER})"
         return Verdict(NOT_BETTER, text)
     return Verdict(
         UNDECIDED, f"undecided: no difference is shown, keep the baseline (exit code {UNDECIDED})"
     )
+
+
+def worse_depths(results: Iterable[Result]) -> list[int]:
+    """Return the depths at which the baseline is better by the interval of `deepstack.runs`."""
+    depths: dict[int, list[Best]] = {}
+    for one in bests_of(results):
+        depths.setdefault(one.depth, []).append(one)
+    margins = {depth: margin_of(cells) for depth, cells in sorted(depths.items())}
+    return [
+        depth
+        for depth, margin in margins.items()
+        if margin and margin.is_clear and margin.leader.label.partition(",")[0] == BASELINE
+    ]
 
 
 def decide(study: Path, folders: Iterable[RunFolder]) -> Verdict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from deepstack.base import counted
@@ -13,16 +14,19 @@ from deepstack.runs import (
     LR,
     NO_INTERVAL,
     TASK,
+    UNCOUNTED,
     Best,
     Fit,
     Mean,
     Runs,
+    as_sentence,
     bests_of,
     depth_of,
     finite_or_none,
     growth_sentence,
     growths_of,
     has_diverged,
+    has_looks,
     margin_of,
     mean_of,
     rate_sentence,
@@ -103,6 +107,7 @@ def best_of_depths(runs: Runs, best: Sequence[str] = ()) -> list[dict[str, Any]]
                 "depth": depth,
                 "leader": margin.leader.setting_text,
                 "loss": loss,
+                "lowest": all(loss <= mean_loss(one) for one in settings),
                 "learns": any(one.learnt or not one.is_judged for one in settings),
                 "below": finite_or_none(floor - loss),
                 "second": margin.rival.setting_text,
@@ -112,6 +117,7 @@ def best_of_depths(runs: Runs, best: Sequence[str] = ()) -> list[dict[str, Any]]
                 "pairs": gap.n,
                 "settings": margin.others + 1,
                 "verdict": verdict_of(gap),
+                "looks": has_looks(margin.leader.runs),
             }
         )
     return rows
@@ -123,22 +129,31 @@ def verdict_of(gap: Mean) -> str:
         if gap.n >= LEAST_SEEDS:
             return "no interval: the seeds change nothing"
         return NO_INTERVAL if gap.n else "no interval: no shared seed"
+    if gap.high < 0:
+        return "not clear: the settings have other seeds"
     return "clear" if gap.low > 0 else "not clear: the interval includes 0"
+
+
+def mean_loss(one: Best) -> float:
+    """Return the mean loss of a setting; infinite if a seed has none."""
+    losses = one.losses
+    return math.inf if losses is None else fmean(losses.values())
 
 
 def leader_sentence(row: dict[str, Any]) -> str:
     """Return the sentence on the best setting of the greatest depth."""
+    at = f"At N = {row['depth']}, " if row["depth"] else ""
     if not row["learns"]:
-        return (
-            f"At N = {row['depth']}, no run learns from context; the lowest loss is "
-            f"{row['loss']:.3f} ({row['leader']})."
-        )
-    interval, unclear = row["verdict"], row["low"] is not None and row["low"] <= 0
+        text = f"no run learns from context; the lowest loss is {row['loss']:.3f}"
+        return as_sentence(f"{at}{text} ({row['leader']}).")
+    interval, unclear = row["verdict"], row["verdict"].endswith("includes 0")
     if row["low"] is not None:
         interval = f"95 % interval {row['low']:.3f} to {row['high']:.3f}, {row['pairs']} seeds"
         interval = interval.replace("-", "−")
+        interval += f"; {UNCOUNTED}" if row["looks"] else ""
+    what = "has the lowest validation loss" if row["lowest"] else "is the best over shared seeds"
     return (
-        f"At N = {row['depth']}, {row['leader']} has the lowest validation loss, "
+        f"{at}{row['leader']} {what}, "
         f"{row['loss']:.3f} nats: {row['margin']:.3f} below {row['second']} ({interval})"
         + (". The interval includes 0, so no difference is shown." if unclear else ".")
     )

@@ -16,6 +16,7 @@ import pytest
 from helpers.command_line import refusal, typed
 
 from deepstack.runs.outcomes import Result
+from deepstack.tools.answer import find
 from deepstack.tools.answer.grow import Growth, Point, grow
 from deepstack.tools.answer.looks import growing
 from deepstack.tools.own_trainer.verdict import BETTER, NOT_BETTER, UNDECIDED, verdict_of
@@ -153,3 +154,36 @@ if __name__ == "__main__":
             print(
                 f"| {shared:g} | {difference:g} | {' | '.join(shares)} | {runs:.1f} |", flush=True
             )
+
+
+def at_depth(depth: int, name: str, losses: Sequence[float], rate: float = 0.1) -> list[Result]:
+    """The seeds of a command at a depth; a loss that is not finite has diverged."""
+    return [
+        Result(name, name, depth, rate, seed, "done", loss, None)
+        if math.isfinite(loss)
+        else Result(name, name, depth, rate, seed, "diverged", None, None)
+        for seed, loss in enumerate(losses)
+    ]
+
+
+BASE, LOWER, HIGHER = [2.50, 2.52, 2.49], [2.40, 2.41, 2.39], [2.80, 2.83, 2.79]
+
+
+def exit_code_of(*results: list[Result]) -> int:
+    every = [one for several in results for one in several]
+    return verdict_of(find(every), every).exit_code
+
+
+def test_a_candidate_that_is_worse_at_another_depth_is_not_better() -> None:
+    deep = [at_depth(8, "baseline", BASE), at_depth(8, "candidate", LOWER)]
+    shallow = at_depth(2, "baseline", BASE)
+    assert exit_code_of(*deep, shallow, at_depth(2, "candidate", LOWER)) == BETTER
+    assert exit_code_of(*deep, shallow, at_depth(2, "candidate", HIGHER)) == NOT_BETTER
+    diverged = [2.40, math.inf, 2.39]
+    assert exit_code_of(*deep, shallow, at_depth(2, "candidate", diverged)) == NOT_BETTER
+
+
+def test_seeds_that_diverge_at_a_rate_that_is_not_chosen_do_not_count() -> None:
+    every = [at_depth(0, "baseline", BASE, rate) for rate in (0.1, 0.2)]
+    every += [at_depth(0, "candidate", LOWER, 0.1), at_depth(0, "candidate", [math.inf] * 3, 0.2)]
+    assert exit_code_of(*every) != NOT_BETTER
