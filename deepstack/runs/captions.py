@@ -94,9 +94,11 @@ def caption_of(runs: Runs, depth_settings: Iterable[Key] = ()) -> list[str]:
 def settings_line(runs: Sequence[Run], depth_settings: Iterable[Key] = ()) -> str:
     """Return width, steps and learning rate in one line: `d_model 32 · 200 steps · lr 0.001`.
 
-    Settings that vary are left out; a rate that is chosen for each depth has its two ends.
+    Settings that vary, and those that runs of other trainers lack, are left out; a rate that is
+    chosen for each depth has its two ends.
     """
-    differing = varying(runs)
+    lacking = [key for key in (STEPS, WIDTH, LR) if runs[0].get(key) is None]
+    differing = [*varying(runs), *lacking]
     items = [counted("{} steps", runs[0].get(STEPS))] if STEPS not in differing else []
     widths = [f"d_model {runs[0].get(WIDTH)}"] if WIDTH not in differing else []
     if LR not in differing:

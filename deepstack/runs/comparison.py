@@ -114,7 +114,7 @@ def compare(
         rows += [{"study": study.name} | row if len(readable) > 1 else row for row in study_rows]
         runs = readable[study]
         if note := hidden_note(runs):
-            say(f"{study.name}: {note}; probe(…, name=…) names a model of your own")
+            say(f"{study.name}: {note}; of your own loop: probe(…, seed=…) or probe(…, name=…)")
         one_task = len({run.get(TASK) for run in runs}) == 1
         if one_task and (lead := lead_sentence(runs.bests(keys[study]))):
             say(f"{study.name}: {lead}" if len(readable) > 1 else lead)

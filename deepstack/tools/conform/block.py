@@ -103,9 +103,17 @@ class Block:
         """Return the module at the reference's depth and sizes, in double precision."""
         assert self.build is not None
         model, depth = reference.config.model, reference.depth
+        sizes = model.d_model, model.n_heads, model.d_ff
         torch.manual_seed(0 if seed is None else seed)
+        try:
+            inspect.signature(self.build).bind(depth, *sizes)
+        except TypeError as error:
+            raise ConfigError(
+                f"{self.name}: build cannot be called with four numbers ({error}); type:\n"
+                "    def build(depth, d_model, n_heads, d_ff):"
+            ) from None
         with guarded(f"{self.name}: build({depth}, …)"), double_precision():
-            module = self.build(depth, model.d_model, model.n_heads, model.d_ff)
+            module = self.build(depth, *sizes)
         if not isinstance(module, nn.Module):
             raise ConfigError(
                 f"{self.name}: build returned {type(module).__name__}; allowed a torch.nn.Module"

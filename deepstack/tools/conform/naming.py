@@ -242,8 +242,10 @@ def gains(references: Mapping[int, Reference]) -> dict[str, Callable[[Start], fl
     found |= {f"the gain of {name}": elsewhere(name) for name in names}
     for name in DISTRIBUTIONS:
         if name not in ("orthogonal", "zero_identity", "ntk"):
-            found[f"drawn as {name}"] = distribution(name)
-            found[f"drawn as {name}, without the gain"] = distribution_alone(name)
+            found[f"drawn as model.init.distribution={name}"] = distribution(name)
+            found[f"drawn as model.init.distribution={name}, without the gain"] = (
+                distribution_alone(name)
+            )
     return found
 
 

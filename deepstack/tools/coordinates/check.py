@@ -26,11 +26,11 @@ def coordinates(
     source: Any,
     batch: Batch | None = None,
     *,
-    widths: Sequence[int] = WIDTHS,
-    depths: Sequence[int] = DEPTHS,
+    widths: int | Sequence[int] = WIDTHS,
+    depths: int | Sequence[int] = DEPTHS,
     rule: str = "completep",
     seeds: int | Sequence[int] = SEEDS,
-    steps: Sequence[int] = STEPS,
+    steps: int | Sequence[int] = STEPS,
     loss: Loss | None = None,
     optimizer: MakeOptimizer | None = None,
     tolerance: float = TOLERANCE,
@@ -58,7 +58,10 @@ def coordinates(
     """
     began = time.perf_counter()
     every = list(range(seeds)) if isinstance(seeds, int) else list(dict.fromkeys(seeds))
-    wide, deep, at = (sorted(set(numbers)) for numbers in (widths, depths, steps))
+    wide, deep, at = (
+        [numbers] if isinstance(numbers, int) else sorted(set(numbers))
+        for numbers in (widths, depths, steps)
+    )
     refuse(rule, every, wide, deep, at)
     user = load_source(source, batch=batch, loss=loss, optimizer=optimizer)
     sizes = list(dict.fromkeys([*((w, deep[0]) for w in wide), *((wide[0], d) for d in deep)]))

@@ -1,5 +1,6 @@
 """The result of a coordinate check: exponents, and the first module that breaks the rule."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -45,6 +46,9 @@ class Break(NamedTuple):
         allowed = least if least == most else f"{least} to {most}"
         grown = f"{WORDS[self.quantity]}{after} ∝ {self.over}^{value}"
         return f"{grown} ({low} to {high}); allowed {allowed}"
+
+
+MOST_ADVISED = 5  # seeds that are advised at least
 
 
 @dataclass
@@ -126,14 +130,29 @@ class CoordinateCheck:
         }
 
     @property
+    def advice(self) -> str:
+        """The modules with most undecided exponents, and what would decide them."""
+        names = Counter(shown(row.module) for row in self.rows if row.verdict == "undecided")
+        seeds = ",".join(map(str, range(max(2 * len(self.seeds), MOST_ADVISED))))
+        few = ", ".join(name for name, _ in names.most_common(3))
+        more = f" and {len(names) - 3} modules more" if len(names) > 3 else ""
+        return f" ({few}{more}); more seeds decide: --seeds {seeds}"
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
     def text(self) -> str:
         """The result in words: one line if the rule holds, else the first module that breaks it."""
         label, counts = RULES[self.rule], self.counts
         if self.first is None:
-            return (
-                f"{self.name} keeps {label}: {counts['holds']} exponents within "
-                f"{self.tolerance:g} of the rule, {counts['undecided']} undecided"
+            open_ones = counts["undecided"]
+            most = "keeps" if 2 * open_ones <= counts["holds"] else "is not shown to break"
+            text = (
+                f"{self.name} {most} {label}: {counts['holds']} exponents within "
+                f"{self.tolerance:g} of the rule, {open_ones} undecided"
             )
+            return f"{text}{self.advice}" if open_ones else text
         first = self.first
         names = list(dict.fromkeys(shown(one.module) for one in self.broken))
         lines = {

@@ -167,11 +167,14 @@ def default_optimizer(model: nn.Module, width: int, depth: int) -> torch.optim.O
 def default_loss(model: nn.Module, batch: Any) -> Tensor | None:
     """Return the loss of a batch whose kind tells it, or None.
 
-    A mapping is unpacked, and the output has `loss`.  Of a pair (inputs, targets) it is the
-    cross-entropy for targets of integers, and the mean square otherwise.
+    A mapping is unpacked, and the output has `loss`, as an attribute or a key.  Of a pair (inputs,
+    targets) it is the cross-entropy for targets of integers, and the mean square otherwise.
     """
     if isinstance(batch, Mapping):
-        value = getattr(call_model(model, batch), "loss", None)
+        output = call_model(model, batch)
+        value = getattr(output, "loss", None)
+        if value is None and isinstance(output, Mapping):
+            value = output.get("loss")
         if isinstance(value, Tensor):
             return value
     elif isinstance(batch, tuple | list) and len(batch) == 2:

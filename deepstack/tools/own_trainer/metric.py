@@ -79,6 +79,25 @@ class MetricFile:
 
     def values(self, path: Path) -> list[Value]:
         """Return the values in the file at a path.  Raises ValueError if it has none."""
+        found = [
+            (whole(inner(row, STEP)), value)
+            for row in self.rows(path)
+            if (value := real(inner(row, self.key))) is not None
+        ]
+        if not found:
+            raise ValueError(f"{self.name} has no number as {self.key!r}")
+        return rising(found)
+
+    def names(self, path: Path) -> list[str]:
+        """Return the names of the numbers in the file at a path; none if it cannot be read."""
+        try:
+            rows = [row for row in self.rows(path) if isinstance(row, dict)]
+        except ValueError:
+            return []
+        return list(dict.fromkeys(k for row in rows for k in row if real(row[k]) is not None))
+
+    def rows(self, path: Path) -> list[Any]:
+        """Return the rows of the file at a path.  Raises ValueError if it cannot be read."""
         text = (read(path, LARGEST_TEXT) or b"").decode("utf-8", "replace")
         ending = PurePosixPath(self.name).suffix
         rows: list[Any]
@@ -91,14 +110,7 @@ class MetricFile:
                 rows = [json.loads(text)]
         except (ValueError, RecursionError, csv.Error) as error:
             raise ValueError(f"{self.name} cannot be read ({error})") from None
-        found = [
-            (whole(inner(row, STEP)), value)
-            for row in rows
-            if (value := real(inner(row, self.key))) is not None
-        ]
-        if not found:
-            raise ValueError(f"{self.name} has no number as {self.key!r}")
-        return rising(found)
+        return rows
 
 
 Metric = Pattern | MetricFile

@@ -93,6 +93,8 @@ def advice(metric: Metric, run: RunFolder) -> str:
         files = run.path / FILES
         candidates = [path for path in sorted(files.rglob("*")) if path.suffix in ENDINGS]
         names = ", ".join(quote(path.relative_to(files).as_posix()) for path in candidates[:5])
+        if numbers := metric.names(files / metric.name):
+            names += f" with the numbers {', '.join(numbers[:5])}"
         return (
             f"the command ended with exit code 0 and {files}/{metric.name} has no value "
             f"{metric.key!r}; found {names or 'no such file'} there; allowed {{file: NAME, key: "

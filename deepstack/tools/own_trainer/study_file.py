@@ -148,6 +148,9 @@ class _Reader:
         given = [name for name in (ONE, BASELINE, CANDIDATE) if name in section]
         if given not in ([ONE], [BASELINE, CANDIDATE]):
             text = f"found {' and '.join(given)}; allowed command, or baseline and candidate"
+            if len(given) == 1:
+                other = CANDIDATE if given == [BASELINE] else BASELINE
+                text = f"{other} is missing; {text}"
             self.add(section[given[-1]], given[-1], text, at_key=True)
         commands = {}
         for name in given:

@@ -112,6 +112,9 @@ class Probe:
         if layers_on not in (None, "spike") or (layers_on and not layers_every):
             found = f"{layers_on!r} with layers_every={layers_every!r}"
             raise ConfigError(f"layers_on: found {found}; allowed None, or 'spike' with snapshots")
+        if not hasattr(optimizer, "param_groups"):
+            found = type(optimizer).__name__
+            raise ConfigError(f"optimizer: found {found}; allowed the one that makes the steps")
         self.model, self.optimizer, self.folder = model, optimizer, RunFolder(out)
         self.every, self.seed = every, seed
         self.layers_every, self.attribution_every = layers_every, attribution_every

@@ -266,3 +266,19 @@ def test_depths_between_the_compared_ones_are_named() -> None:
 def test_losses_of_two_tasks_are_not_compared() -> None:
     found = find([end(k, 6, s, 2.8 + s / 10) for k in "AB" for s in range(3)], comparable=False)
     assert found.sentence == "A and B learn (3 of 3 seeds each)."
+
+
+def test_seeds_that_did_not_learn_are_not_said_to_have_learned() -> None:
+    learn = [one._replace(setting="A", scheme="A") for one in seeds_of(2.5, 2.51, 2.52)]
+    losses = [3.25, 3.26, 3.27, 3.28, 3.29]
+    fail = [one._replace(setting="B", scheme="B") for one in seeds_of(*losses)]
+    both = " ".join(find([*learn, *fail]).sure)
+    assert "Where 3 of 3 seeds learned, with 95 % confidence more than 37 % of all" in both
+    assert "Where 5 of 5 seeds did not learn, with 95 % confidence more than 55 % of all" in both
+    others = [one._replace(setting="C", scheme="C") for one in fail]
+    assert "seeds learned" not in " ".join(find([*fail, *others]).sure)
+
+
+def test_equal_losses_of_all_seeds_have_no_interval() -> None:
+    text = find(seeds_of(2.5, 2.5, 2.5)).sentence
+    assert "equal losses in all seeds" in text and "which change nothing, so no interval" in text

@@ -270,6 +270,17 @@ def test_wrong_options_of_a_growing_study_are_refused() -> None:
     assert "--error: found 0" in refusal(2, *words, "--until", "decided", "--error", 0)
 
 
+def test_settings_by_seed_say_nothing_of_added_seeds(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(
+        "model: {depth: 2, d_model: 16, n_heads: 2}\nsweep:\n  grid: {seed: [0, 1, 2]}\n"
+        "  overrides: [{where: {seed: [1]}, set: {train.steps: 3}}]\n"
+    )
+    error = refusal(2, "sweep", path, "--until", "decided", "--out", tmp_path / "results")
+    assert "--until: found seed in sweep.overrides, which say nothing of added seeds" in error
+    assert not (tmp_path / "results").exists()
+
+
 @pytest.mark.slow
 def test_a_killed_study_continues_and_does_not_look_anew(tmp_path: Path) -> None:
     """Two steps teach nothing, which the counts of four seeds show; losses do not differ."""

@@ -171,3 +171,12 @@ def test_every_template_is_a_python_file_with_the_schemes_equation(scheme: str) 
     text = template_of(scheme, {})
     compile(text, scheme, "exec")
     assert SCHEMES[scheme].equation.split("\n")[0] in text
+
+
+def test_a_build_with_other_arguments_is_told_the_line_to_type(block: Path) -> None:
+    block.write_text(
+        block.read_text().replace("n_heads, d_ff):\n    return", "n_heads):\n    return")
+    )
+    error = refusal(2, "conform", block, "--scheme", "deepnorm")
+    assert "build cannot be called with four numbers (too many positional arguments)" in error
+    assert "type:\n    def build(depth, d_model, n_heads, d_ff):" in error

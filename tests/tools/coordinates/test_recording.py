@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from deepstack.tools.coordinates.cells import content_logits, rms, train_cell
 from deepstack.tools.coordinates.recording import LOGITS, record
-from deepstack.tools.coordinates.source import load_source
+from deepstack.tools.coordinates.source import default_loss, load_source
 from deepstack.tools.coordinates.stacks import names_of, outline_of
 
 
@@ -140,3 +140,20 @@ def test_measuring_at_more_steps_changes_no_step() -> None:
     *_, often = steps_of(1, 2, 3, 4)
     *_, once = steps_of(4)
     assert {key: value for key, value in often.items() if key[2] in (0, 4)} == once
+
+
+class Named(nn.Module):
+    """Returns its loss in a plain mapping."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.map(x).square().mean()}
+
+
+def test_the_loss_of_a_mapping_is_its_entry() -> None:
+    model, batch = Named(), {"x": torch.randn(2, 4)}
+    loss = default_loss(model, batch)
+    assert loss is not None and torch.equal(loss, model(**batch)["loss"])

@@ -6,8 +6,9 @@ import pytest
 from helpers.command_line import refusal, typed
 from helpers.extensions import needs
 
-from deepstack.records import find_runs
-from deepstack.tools.own_trainer.no_value import pattern_for
+from deepstack.records import RunFolder, find_runs
+from deepstack.tools.own_trainer.metric import MetricFile
+from deepstack.tools.own_trainer.no_value import advice, pattern_for
 
 SCRIPT = """\
 import json, os, sys
@@ -61,6 +62,16 @@ def test_a_file_without_the_metric_ends_the_study_too(tmp_path: Path) -> None:
     error = refusal(2, "sweep", path, "--out", tmp_path / "results", "--until", "decided")
     assert "metrics.json has no value 'val'; found no such file there" in error
     assert states(tmp_path / "results") == {0: "failed"}
+
+
+def test_a_file_with_other_numbers_names_them(tmp_path: Path) -> None:
+    (tmp_path / "metrics.json").write_text('{"step": 3, "loss": {"val": 1}, "best": 2.5}')
+    metric = MetricFile("metrics.json", "val")
+    assert metric.names(tmp_path / "metrics.json") == ["step", "best"]
+    run = RunFolder(tmp_path / "run")
+    (run.path / "files").mkdir(parents=True)
+    (tmp_path / "metrics.json").rename(run.path / "files" / "metrics.json")
+    assert "with the numbers step, best there; allowed" in advice(metric, run)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from helpers.cluster_results import until
+from helpers.command_line import typed
+from helpers.extensions import needs
 from helpers.plot_runs import make_run
 
 from deepstack.config import yaml_of
@@ -92,3 +94,14 @@ def test_processes_below_those_of_a_command_are_found() -> None:
         finally:
             signal_all([command.pid, *below(command.pid)], signal.SIGKILL)
     assert len(set(found)) == 2
+
+
+@needs("answer", "report")
+def test_a_study_without_losses_by_step_has_an_answer_and_charts(tmp_path: Path) -> None:
+    for seed in range(3):
+        assert end(begun(tmp_path / "own" / str(seed), {"seed": seed}), 0) == ""
+    for command, codes in (("answer", [0]), ("report", [0]), ("plot", [0, 7])):  # 7: no chart
+        done = typed(command, tmp_path / "own")
+        assert done.exit_code in codes and "code has failed" not in done.stderr, done.output
+        assert command != "answer" or "2.5" in done.stdout
+    assert "At N = 0" not in (tmp_path / "own" / "report.html").read_text(encoding="utf-8")

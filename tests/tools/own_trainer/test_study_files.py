@@ -104,7 +104,8 @@ MISTAKES = {
     ),
     "a baseline alone": (
         COMMAND.replace("command", "baseline") + METRIC + GRID,
-        "baseline: found baseline; allowed command, or baseline and candidate",
+        "baseline: candidate is missing; found baseline; allowed command, or baseline and "
+        "candidate",
     ),
     "a name that one of two commands lacks": (
         COMMAND.replace("command", "baseline")

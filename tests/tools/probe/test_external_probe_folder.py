@@ -54,7 +54,8 @@ def test_the_folder_says_how_the_loop_ended(
 def test_compare_names_models_that_another_one_hides(tmp_path: Path) -> None:
     for name in ("pre", "post"):
         probed(tmp_path / "study" / name, 1)
-    note = "study: 1 run hidden: same setting and seed as another run; probe(…, name=…) names"
+    note = "study: 1 run hidden: same setting and seed as another run; of your own loop: "
+    note += "probe(…, seed=…) or probe(…, name=…)"
     assert note in " ".join(typed("compare", tmp_path / "study").stderr.split())
     probed(tmp_path / "other" / "pre", 1)
     assert "hidden" not in typed("compare", tmp_path / "other").stderr
