@@ -16,7 +16,7 @@ import pytest
 import yaml
 from helpers import ROOT
 from helpers.command_line import TINY, succeed, typed
-from helpers.extensions import COMMANDS, has, is_missing, needs_command
+from helpers.extensions import COMMANDS, has, is_missing, needs, needs_command
 
 import deepstack
 from deepstack.cli.commands import find_commands
@@ -129,6 +129,7 @@ def test_the_snippet_of_the_readme_runs(
     assert "model_update" in capsys.readouterr().out and len(find_runs("results/readme")) == 2
 
 
+@needs("probe")
 def test_the_calls_named_in_the_text_can_be_made() -> None:
     """`deepstack.probe(…)` as it is written, without an argument that is missing or unknown."""
     calls = re.findall(r"`deepstack\.probe(\(.*?\))`", README, re.DOTALL)
@@ -272,6 +273,7 @@ def test_a_plugin_of_a_tutorial_trains(words: list[str], files: Path) -> None:
     assert [run.state for run in find_runs("results")] == ["done"]
 
 
+@needs("probe")
 def test_the_model_of_a_tutorial_is_measured(files: Path) -> None:
     code = (files / "my_model.py").read_text().replace("range(20)", "range(3)")
     exec(compile(code, "my_model.py", "exec"), {})
