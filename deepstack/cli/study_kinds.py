@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Self
 
 from deepstack.base.errors import ConfigError
 from deepstack.base.extensions import import_extensions
+from deepstack.base.registry import nearest
 from deepstack.base.yaml_reader import read
+from deepstack.config import Config
 from deepstack.config.load import printable_path, read_file
 
 if TYPE_CHECKING:
@@ -66,6 +68,23 @@ class StudyKind:
 
     def end(self, training: SweepTraining, tasks: Sequence[SweepOption]) -> None:
         """Print the lines after the results; may raise typer.Exit."""
+
+
+@contextmanager
+def naming_mistyped_signs(path: Path) -> Iterator[None]:
+    """Name the key of another kind that the file of the block mistypes, such as `comand`."""
+    try:
+        yield
+    except ConfigError:
+        keys = read(read_file(path), printable_path(path))[0].section
+        for kind in StudyKind.__subclasses__() if "model" not in keys else ():
+            for key in sorted(keys.keys() - Config.model_fields.keys()):
+                if sign := nearest(key, kind.signs):
+                    raise ConfigError(
+                        f"{path}: found the unknown key {key!r}; did you mean {sign!r}, of "
+                        f"{kind.words}?"
+                    ) from None
+        raise
 
 
 @contextmanager

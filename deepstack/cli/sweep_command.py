@@ -14,7 +14,7 @@ from deepstack.cli import options as opt
 from deepstack.cli.added_options import LauncherOption, SweepOption, SweepOrder, with_added
 from deepstack.cli.commands import command
 from deepstack.cli.completion import complete_config_or_setting, complete_names
-from deepstack.cli.study_kinds import StudyKind
+from deepstack.cli.study_kinds import StudyKind, naming_mistyped_signs
 from deepstack.config.explain import in_thousands
 from deepstack.config.load import example, example_or_file
 
@@ -93,7 +93,8 @@ def sweep_command(
     if seeds and seeds.isdecimal():
         opt.listed_seeds(seeds, quiet)
     kind = StudyKind.of(path, settings)
-    described = kind.load() if kind else conf.load_study(path, settings)
+    with naming_mistyped_signs(path):
+        described = kind.load() if kind else conf.load_study(path, settings)
     if not quiet:
         opt.note_empty(path)
     name = conf.study_name(described.base, path, study)

@@ -182,3 +182,12 @@ def test_a_command_for_one_run_names_the_one_for_the_study(command: str, tmp_pat
 
 def test_jobs_are_called_workers() -> None:
     assert "did you mean --workers?" in refusal(2, "sweep", "--jobs", 2)
+
+
+def test_a_mistyped_key_of_a_study_of_commands_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(COMMAND.replace("command:", "comand:") + METRIC + GRID)
+    text = refusal(2, "sweep", path)
+    assert "unknown key 'comand'; did you mean 'command', of a study of commands?" in text
+    path.write_text("model: {depth: 2}\ncomand: 3\n")
+    assert "study of commands" not in refusal(2, "sweep", path)
