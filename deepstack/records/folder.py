@@ -54,9 +54,10 @@ TIMING_COLUMNS = {
 EVALS_COLUMNS = ("step", "loss", "loss_masked", "bits_per_token")
 
 # Keys that identify a run in any study, with the types of their values.
-GROWN = "until.json"
-"""The file in the folder of a study that grew, with the error that its looks share."""
 IDENTITY = {"model.scheme": str, "model.depth": int, "seed": int, "task.name": str}
+
+# The file in the folder of a study that grew, with the error that its looks share.
+GROWN = "until.json"
 
 # The hidden name of a run or study that is being deleted begins so.
 REMOVED = ".removed-"

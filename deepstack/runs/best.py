@@ -121,6 +121,12 @@ class Best:
         return ends if ends and all(map(math.isfinite, ends.values())) else None
 
     @property
+    def unit(self) -> str:
+        """' nats', the unit of the losses, or '' for a metric of another trainer."""
+        columns = self.runs[0].columns.get("columns", {}) if self.runs else {}
+        return " nats" if columns.get("loss", {}).get("unit", "nats") == "nats" else ""
+
+    @property
     def runs(self) -> list[Run]:
         """The runs at the value by seed, unfinished ones too; without an ended run, all runs."""
         if self.by_seed:

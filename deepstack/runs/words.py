@@ -83,7 +83,7 @@ def margin_clause(
         if margin.others == 2:
             others = " and the other one"
         text = f"{at}{leader.label} is better than {rival.label}{others}: it ends {nats(gap)}"
-        return f"{text} nats below {rival.label} ({numbers})"
+        return f"{text}{leader.unit} below {rival.label} ({numbers})"
     if with_values and leader.is_chosen and rival.is_chosen:
         rates = f"lr {value_text(leader.value)} and {value_text(rival.value)}"
         numbers = f"{rates}; {numbers}"
@@ -91,7 +91,7 @@ def margin_clause(
     size = nats(gap).removeprefix("−")  # a minus sign
     return (
         f"{at}it is undecided which of {leader.label} and {rival.label} is better: {leader.label} "
-        f"ends {size} nats {side} ({numbers})"
+        f"ends {size}{leader.unit} {side} ({numbers})"
     )
 
 
@@ -119,11 +119,11 @@ def depths_clause(margin: Margin, numbers: str) -> str:
     least, most = sorted((leader.depth, rival.depth))
     if margin.is_clear:
         verb = "falls" if leader.depth == most else "rises"
-        text = f"its validation loss {verb} by {nats(gap)} nats from N = {least} to {most}"
+        text = f"its validation loss {verb} by {nats(gap)}{leader.unit} from N = {least} to {most}"
         return f"{text} ({numbers})"
     return (
         f"it is undecided whether its loss differs between N = {least} and {most}: "
-        f"{nats(gap)} nats ({numbers})"
+        f"{nats(gap)}{leader.unit} ({numbers})"
     )
 
 

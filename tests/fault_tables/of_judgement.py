@@ -42,7 +42,7 @@ ROWS = (
     ),
     (
         "the_better_setting_ends_above", "runs",
-        "nats below {rival.label}", "nats above {rival.label}",
+        "{leader.unit} below {rival.label}", "{leader.unit} above {rival.label}",
         "tools/answer/test_compared_settings.py"
         "::test_a_clearly_worse_setting_is_named_at_its_best_rate",
     ),

@@ -34,7 +34,7 @@ def about_one(cell: Best, looks: Looks = FIXED) -> Found:
     loss = loss_of([one.loss for one in ends])
     gain = loss_of([one.gain for one in ends])
     if not gain.n:
-        text = f"{name} ends at a validation loss of {nats(loss)} nats"
+        text = f"{name} ends at a validation loss of {nats(loss)}{cell.unit}"
         return Found("run", f"{text} ({interval_text(loss, 'seeds')}).", True, [], more=more)
     seeds = f"learns in {cell.learnt} of {counted('{} seeds', cell.seeds)}"
     numbers = f"{interval_text(outward(gain), 'seeds')}; loss {nats(loss)}{share_of(ends)}"

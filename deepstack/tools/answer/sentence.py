@@ -165,8 +165,8 @@ def nothing_more(gap: Gap) -> str:
     percent = gap.looks.name.partition(" interval")[0]
     most = SEEDS[-1] if gap.looks.repeated else MOST_SEEDS
     return (
-        f"A difference above {nats(largest)} nats is ruled out ({percent}); to show one as small "
-        f"as measured would take more than {most} seeds."
+        f"A difference above {nats(largest)}{gap.leader.unit} is ruled out ({percent}); to show "
+        f"one as small as measured would take more than {most} seeds."
     )
 
 

@@ -117,6 +117,7 @@ def best_of_depths(runs: Runs, best: Sequence[str] = ()) -> list[dict[str, Any]]
                 "pairs": gap.n,
                 "settings": margin.others + 1,
                 "verdict": verdict_of(gap),
+                "unit": margin.leader.unit,
                 "looks": has_looks(margin.leader.runs),
             }
         )
@@ -154,7 +155,7 @@ def leader_sentence(row: dict[str, Any]) -> str:
     what = "has the lowest validation loss" if row["lowest"] else "is the best over shared seeds"
     return (
         f"{at}{row['leader']} {what}, "
-        f"{row['loss']:.3f} nats: {row['margin']:.3f} below {row['second']} ({interval})"
+        f"{row['loss']:.3f}{row['unit']}: {row['margin']:.3f} below {row['second']} ({interval})"
         + (". The interval includes 0, so no difference is shown." if unclear else ".")
     )
 
