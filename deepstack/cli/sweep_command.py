@@ -93,8 +93,11 @@ def sweep_command(
     if seeds and seeds.isdecimal():
         opt.listed_seeds(seeds, quiet)
     kind = StudyKind.of(path, settings)
-    with naming_mistyped_signs(path):
-        described = kind.load() if kind else conf.load_study(path, settings)
+    if kind:
+        described = kind.load()
+    else:
+        with naming_mistyped_signs(path):
+            described = conf.load_study(path, settings)
     if not quiet:
         opt.note_empty(path)
     name = conf.study_name(described.base, path, study)

@@ -34,6 +34,7 @@ from deepstack.runs.statistics import (
     final_value,
     loss_column,
     loss_of,
+    mask_note,
     mean_of,
     training_flops,
     update_column,
@@ -115,6 +116,8 @@ def compare(
         runs = readable[study]
         if note := hidden_note(runs):
             say(f"{study.name}: {note}; of your own loop: probe(…, seed=…) or probe(…, name=…)")
+        for line in comparison_notes(runs):
+            say(f"{study.name}: {line}")
         one_task = len({run.get(TASK) for run in runs}) == 1
         if one_task and (lead := lead_sentence(runs.bests(keys[study]))):
             say(f"{study.name}: {lead}" if len(readable) > 1 else lead)
@@ -131,6 +134,16 @@ def compare(
     if "pairs" in table:
         table["pairs"] = table["pairs"].fillna(0).astype(int)
     return table.astype({name: float for name in NUMBERS if name in table})  # keeps attrs
+
+
+def comparison_notes(runs: Runs) -> list[str]:
+    """Return sentences on columns that do not show what their names may suggest."""
+    lines = []
+    if mask_note(runs):
+        lines.append("val_loss is over hidden tokens alone: the column val_loss_masked of ls")
+    if any(run.get("model.start") for run in runs):
+        lines.append("flops leave out the runs with whose weights others begin (model.start)")
+    return lines
 
 
 def number_of(row: Mapping[str, Any], key: str) -> Any:
