@@ -23,7 +23,7 @@ from statistics import fmean
 from deepstack.runs.best import Best
 from deepstack.runs.statistics import Mean, difference_of, mean_of
 
-DIGITS = 9  # of an interval's end that count where two are compared
+DIGITS = 9  # of a difference, or of the end of an interval, that count
 Widen = Callable[[Best, Mean], Mean]
 
 
@@ -83,7 +83,9 @@ def ranked(losses: Mapping[int, dict[int, float]]) -> list[int]:
     order = sorted(losses, key=lambda i: fmean(losses[i].values()))
     if len({frozenset(by_seed) for by_seed in losses.values()}) > 1:
         beaten = {
-            i: sum(difference(other, losses[i]).value < 0 for other in losses.values())
+            i: sum(
+                round(difference(other, losses[i]).value, DIGITS) < 0 for other in losses.values()
+            )
             for i in order
         }
         order.sort(key=beaten.__getitem__)

@@ -117,7 +117,10 @@ def lead_of(study: dict[tuple[str, int], dict[float, Seeds]]) -> Lead | None:
             ends[name] = best
     if len(ends) < 2:
         return None
-    leader = min(ends, key=lambda name: fmean(ends[name][1].values()))
+    order = sorted(ends, key=lambda name: fmean(ends[name][1].values()))
+    if len({tuple(sorted(losses)) for _, losses in ends.values()}) > 1:
+        order.sort(key=lambda name: sum(is_beaten(ends[name][1], ends[one][1]) for one in ends))
+    leader, *others_in_order = order
     rate, losses = ends.pop(leader)
     gaps = {}
     for name, (_, others) in ends.items():
@@ -127,12 +130,20 @@ def lead_of(study: dict[tuple[str, int], dict[float, Seeds]]) -> Lead | None:
         half = T[len(pairs)] * stdev(pairs) / len(pairs) ** 0.5 if differ else math.inf
         mean = fmean(pairs) if pairs else fmean(others.values()) - fmean(losses.values())
         gaps[name] = (mean, mean - half, mean + half)
-    rival = min(gaps, key=lambda name: fmean(ends[name][1].values()))
-    if all(math.isfinite(low) for _, low, _ in gaps.values()):
-        rival = min(gaps, key=lambda name: round(gaps[name][1], 9))
+    open_ones = [name for name in others_in_order if not math.isfinite(gaps[name][1])]
+    rival = open_ones[0] if open_ones else min(gaps, key=lambda name: round(gaps[name][1], 9))
     gap, *interval = gaps[rival]
     low, high = interval if math.isfinite(interval[0]) else (None, None)
     return Lead(SCHEMES[leader], rate, SCHEMES[rival], gap, low, high)
+
+
+def is_beaten(losses: dict[int, float], others: dict[int, float]) -> bool:
+    """Return whether the others are lower, over shared seeds if there are any."""
+    shared = [seed for seed in losses if seed in others] or None
+    mine, theirs = (
+        [one[seed] for seed in shared] if shared else [*one.values()] for one in (losses, others)
+    )
+    return fmean(theirs) < fmean(mine) - 1e-9
 
 
 def numbers_of(text: str) -> list[float]:
@@ -148,8 +159,9 @@ def read_clause(text: str) -> tuple[str, str, list[float]]:
     margin = re.search(r"ends (\S+) nats", found[3])
     interval = re.search(r"95 % interval (\S+) to ([^\s,]+)", found[3])
     assert margin
+    sign = "-" if "higher over their shared seeds" in found[3] else ""
     ends = interval.groups() if interval else ()
-    return found[1], found[2], numbers_of(" ".join([margin[1], *ends]))
+    return found[1], found[2], numbers_of(" ".join([sign + margin[1], *ends]))
 
 
 def statements(runs: Runs, folder: Path, lead: Lead) -> Iterator[tuple[str, str, str, list[float]]]:
@@ -159,7 +171,9 @@ def statements(runs: Runs, folder: Path, lead: Lead) -> Iterator[tuple[str, str,
     if found.kind != "rates":
         yield "answer", *read_clause(found.sentence)
     sentences = finding_of(runs, (), None)["sentences"]
-    sentence = next(s for s in sentences if "lowest validation loss" in s or "lowest loss" in s)
+    sentence = next(
+        s for s in sentences if re.search("lowest (validation )?loss|best over shared seeds", s)
+    )
     words = re.search(r"N = \d+, ([\w-]+).* nats: (\S+) below ([\w-]+)(.*)", sentence)
     if words:  # else no run of the leader learns
         ends = re.search(r"interval (\S+) to ([^\s,]+)", words[4])
