@@ -62,7 +62,7 @@ def assert_equal_to_rounding(given: Config, kernels: Kernels) -> list[Any]:
     for key, gradient in expected.items():
         error = float((gradients[key] - gradient).norm())
         # some gradients, such as a key's bias's, are zero but for the rounding of a sum
-        assert error <= 2e-5 * max(float(gradient.norm()), 1e-2 * largest), key
+        assert error <= 5e-5 * max(float(gradient.norm()), 1e-2 * largest), key
     return functions
 
 
