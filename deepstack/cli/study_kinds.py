@@ -1,6 +1,6 @@
 """Kinds of study files, other than configurations with `sweep:`, that `deepstack sweep` takes.
 
-A subclass of StudyKind stands in a file study_kind.py in a folder of instruments/ or integrations/.
+A subclass of StudyKind stands in a file study_kind.py in a folder of tools/ or integrations/.
 """
 
 from __future__ import annotations

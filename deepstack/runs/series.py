@@ -107,23 +107,19 @@ def varying_settings(runs: Sequence[Run]) -> list[Key]:
 def with_origin(keys: Sequence[Key], runs: Sequence[Run]) -> list[Key]:
     """Return `keys` with the training before the runs in place of the path of `model.start`.
 
-    It is left out where depth and the other keys determine it.  The path stays if runs of equal
-    training before them are no seeds of one setting: the runs of a setting start either all with
-    one folder or each with its own.
+    It is left out where depth and the other keys determine it.  The path stays unless the runs of
+    each setting start all with one folder, or each seed with its own.
     """
     origin = Origin.of_runs(runs)
     others = [key for key in keys if key != START]
-    starts: dict[Any, set[Any]] = {}
-    seeds: dict[Any, set[Any]] = {}
+    settings: dict[Any, set[tuple[Any, Any]]] = {}
     for run in runs:
         setting = values_of(run, [*others, DEPTH, origin])
-        starts.setdefault(setting, set()).add(run.get(START))
-        seeds.setdefault(setting, set()).add((run.get(START), run.get(SEED)))
-    if any(
-        1 < len(starts[at]) and len(of) > min(len(starts[at]), len({seed for _, seed in of}))
-        for at, of in seeds.items()
-    ):
-        return list(keys)
+        settings.setdefault(setting, set()).add((run.get(START), run.get(SEED)))
+    for pairs in settings.values():
+        starts, seeds = ({pair[i] for pair in pairs} for i in (0, 1))
+        if len(starts) > 1 and not len(starts) == len(seeds) == len(pairs):
+            return list(keys)
     if determines([*others, DEPTH], origin, runs):
         return others
     return [origin if key == START else key for key in keys]

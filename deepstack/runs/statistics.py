@@ -112,7 +112,8 @@ def mean_of(values: Sequence[float | None]) -> Mean:
 def loss_of(values: Sequence[float | None]) -> Mean:
     """Return the mean of one setting's losses; without an interval if the seeds change nothing."""
     mean = mean_of(values)
-    return mean._replace(low=math.nan, high=math.nan) if mean.n > 1 and not mean.sd else mean
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return mean._replace(low=math.nan, high=math.nan) if seeds_change_nothing([known]) else mean
 
 
 def difference_of(pairs: Sequence[tuple[float | None, float | None]]) -> Mean:

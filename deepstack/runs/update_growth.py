@@ -28,7 +28,7 @@ from deepstack.runs.statistics import (
 )
 
 WIDEST = 0.5  # of an interval: papers state N^0, N^(1/2) and N, which differ by as much
-ROUNDING = 1e-5  # by which the ends of equal intervals may differ: logs have few digits
+ROUNDING = 1e-6  # by which the ends of equal intervals may differ: logs have seven digits
 
 
 class Local(NamedTuple):

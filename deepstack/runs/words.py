@@ -64,12 +64,14 @@ def margin_clause(
     name: str = NAME,
     least: int = LEAST_SEEDS,
     with_values: bool = False,
+    is_better: str = "is better than",
 ) -> str:
     """Return the clause on a comparison of two settings, or of two depths of one.
 
     several_depths: whether the clause names its depth.
     name, least: see `interval_text`.
     with_values: whether an undecided clause names the learning rates.
+    is_better: the verb of a decided comparison of settings.
     """  # fmt: skip
     leader, rival, gap = margin.leader, margin.rival, margin.gap
     numbers = interval_text(gap, name=name, least=least)
@@ -82,7 +84,7 @@ def margin_clause(
         others = "" if margin.others == 1 else f" and the {margin.others - 1} others"
         if margin.others == 2:
             others = " and the other one"
-        text = f"{at}{leader.label} is better than {rival.label}{others}: it ends {nats(gap)}"
+        text = f"{at}{leader.label} {is_better} {rival.label}{others}: it ends {nats(gap)}"
         return f"{text}{leader.unit} below {rival.label} ({numbers})"
     if with_values and leader.is_chosen and rival.is_chosen:
         rates = f"lr {value_text(leader.value)} and {value_text(rival.value)}"
@@ -102,10 +104,10 @@ def lead_sentence(rows: Sequence[Best]) -> str | None:
     if margin is None:
         return None
     several_depths = any(one.depth < deepest for one in rows)
-    clause = margin_clause(margin, several_depths)
     if has_looks(margin.leader.runs):
-        clause = f"{clause.replace(' is better than ', ' leads ')}; {UNCOUNTED}"
-    return f"{as_sentence(clause)}."
+        clause = margin_clause(margin, several_depths, is_better="leads")
+        return f"{as_sentence(clause)}; {UNCOUNTED}."
+    return f"{as_sentence(margin_clause(margin, several_depths))}."
 
 
 def has_looks(runs: Sequence[Run]) -> bool:

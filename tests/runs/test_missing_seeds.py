@@ -1,10 +1,11 @@
 """Which setting leads where seeds are missing, against answers that are plain to see."""
 
+import math
 from collections.abc import Mapping
 
 import pytest
 
-from deepstack.runs import Best, Cell, Result, margin_clause, margin_of
+from deepstack.runs import Best, Cell, Result, loss_of, margin_clause, margin_of
 
 
 def cell(label: str, losses: Mapping[int, float]) -> Best:
@@ -38,3 +39,8 @@ def test_three_that_beat_each_other_in_turn_are_undecided() -> None:
     c = cell("c", {2: 2.4, 0: 2.1, 3: 2.2})
     margin = margin_of([a, b, c])
     assert margin is not None and not margin.is_clear
+
+
+def test_equal_losses_have_no_interval_whatever_their_digits() -> None:
+    assert math.isnan(loss_of([0.1, 0.1, 0.1]).low) and math.isnan(loss_of([2.3] * 7).high)
+    assert loss_of([0.1, 0.1, 0.2]).low < 0.1333 < loss_of([0.1, 0.1, 0.2]).high
