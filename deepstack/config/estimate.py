@@ -73,20 +73,20 @@ def memory_terms(
     bank_bytes = max(by_role.get(role, 0) for role in ("q", "w1")) * FP32
     probe = config.log.probe_sequences
     lengths = [stack.seq for stack in stack_sizes(config, probe, target_len)]
-    sequences = sequences_at_once(config)
+    sequences, every = sequences_at_once(config), recompute_every(config)
     tokens, predicted = sequences * sum(lengths), sequences * lengths[-1]
     # int64 tokens and targets of a batch, and whether they are masked
     held_out = 8 * sum(lengths) + 9 * lengths[-1]
     held_out *= validation_sequences(config, sum(lengths), predicted_positions(config, lengths[-1]))
     terms = {
-        "Python and torch": 0 if on_gpu(config) else process_bytes(config),
+        "Python and torch": 0 if on_gpu(config) else process_bytes(every),
         "data": 0 if on_gpu(config) else data,
         "weights": weights,
         "gradients": trained * parts_at_once(config),
         "optimizer moments": moments(config, by_role),
         "temporaries of the optimizer": (1 if train.optimizer == "sgd" else 2) * bank_bytes,
         "modules and graph": layers.all * LAYER_OVERHEAD,
-        "activations": activations(config, scheme_memory, target_len),
+        "activations": activations(config, every, scheme_memory, target_len),
         "gradients of activations": 3 * tokens * max(width_inside(config), 3 * d) * FP32,
         "logits, their softmax and their gradient": head_memory(config, predicted, vocab_size),
         "validation batches": 0 if on_gpu(config) else held_out,
@@ -123,9 +123,12 @@ def memory_terms(
     return terms
 
 
-def process_bytes(config: Config) -> int:
-    """Return the bytes of a process that trains, beside its tensors."""
-    return PROCESS_BYTES + RECOMPUTING_BYTES * (recompute_every(config) > 0)
+def process_bytes(every: int) -> int:
+    """Return the bytes of a process that trains, beside its tensors.
+
+    every: after how many layers the stream is kept, `recompute_every`.
+    """
+    return PROCESS_BYTES + RECOMPUTING_BYTES * (every > 0)
 
 
 def predicted_positions(config: Config, length: int | None = None) -> int:
@@ -239,8 +242,9 @@ def recompute_every(config: Config) -> int:
 def parts_at_once(config: Config) -> int:
     """Return how many parts of a batch have gradients of their own: all shards in threads, or 1."""
     threads, shards = config.runtime.threads, config.train.shards
-    count = min(shards, cores()) if threads == "auto" else threads
-    return shards if count > 1 and _replayed(config) and not config.model.dropout else 1
+    if shards == 1 or config.model.dropout or not _replayed(config):
+        return 1
+    return shards if (cores() if threads == "auto" else threads) > 1 else 1
 
 
 def sequences_at_once(config: Config) -> int:
@@ -248,10 +252,14 @@ def sequences_at_once(config: Config) -> int:
     return config.train.batch_size // config.train.parts * parts_at_once(config)
 
 
-def activations(config: Config, scheme_memory: SchemeMemory, target_len: int | None = None) -> int:
-    """Return the bytes kept for the backward pass: of all layers, or of those not recomputed."""
-    layers, every = layer_counts(config).all, recompute_every(config)
-    batch = sequences_at_once(config)
+def activations(
+    config: Config, every: int, scheme_memory: SchemeMemory, target_len: int | None = None
+) -> int:
+    """Return the bytes kept for the backward pass: of all layers, or of those not recomputed.
+
+    every: after how many layers the stream is kept, `recompute_every`; 0: all are kept.
+    """
+    layers, batch = layer_counts(config).all, sequences_at_once(config)
     saved = saved_by_layers(config, batch, scheme_memory, target_len)
     if not every or every >= layers:
         return saved
