@@ -1,7 +1,10 @@
 """The command `deepstack check CONFIG`."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deepstack import config as conf
 from deepstack.base.gc_control import gc_paused
@@ -18,6 +21,9 @@ from deepstack.cli.options import (
 from deepstack.cli.output import emit_facts, show_work
 from deepstack.cli.study_kinds import naming_other_kinds
 from deepstack.config import Config
+
+if TYPE_CHECKING:
+    from deepstack.schemes import StackScheme
 
 NOT_HERE = "not on this machine: train refuses to start here"
 
@@ -77,20 +83,13 @@ def facts_of(settings: Config) -> dict[str, Any]:
     here = replace(plan, device=device) if device is not None else None
     executor = here.executor_notice(here.fast_paths()) if here else []
     schemes = stack_schemes(settings)
-    coefficients: dict[str, Any] = {}
-    for side, scheme in schemes.items():
-        of = f" of the {side}" if len(schemes) > 1 else ""
-        coefficients |= {f"alpha{of}": scheme.alpha, f"beta{of}": scheme.beta}
-        if of:
-            coefficients[f"depth{of}"] = scheme.place.depth
     first = next(iter(schemes.values())).scheme_class
     half = settings.train.precision == "bf16"
     return {
         "run": plan.name,
         "scheme": f"{first.label}: {first.equation}",
         "family": model.family,
-        **coefficients,
-        **({} if len(schemes) > 1 else {"depth": model.depth}),
+        **coefficients_of(schemes),
         **(widths if is_fitted else {}),
         "steps": settings.train.steps,
         "tokens a step": tokens_per_step(settings, task),
@@ -112,3 +111,13 @@ def facts_of(settings: Config) -> dict[str, Any]:
         "disk while it is trained (MB)": round(disk / 1e6, 1),
         "disk when it is done (MB)": round(final / 1e6, 1),
     }
+
+
+def coefficients_of(schemes: Mapping[str, StackScheme]) -> dict[str, Any]:
+    """Return alpha, beta and depth of a stack, or of each side of an encoder-decoder, by name."""
+    facts: dict[str, Any] = {}
+    for side, scheme in schemes.items():
+        of = f" of the {side}" if len(schemes) > 1 else ""
+        coefficients = {f"alpha{of}": scheme.alpha, f"beta{of}": scheme.beta}
+        facts |= {**coefficients, f"depth{of}": scheme.place.depth}
+    return facts

@@ -25,6 +25,12 @@ axis, look, files = (
 )
 
 
+def refuse_charts(charts: Sequence[str], option: str) -> None:
+    """Raise ConfigError for a chart beside an option that is for all charts."""
+    if charts:
+        raise ConfigError(f"{option}: found beside the chart {charts[0]}; allowed without a chart")
+
+
 @command(
     "Results", "deepstack plot metric results/quick --x depth --y val_loss --by scheme", place=1
 )
@@ -96,9 +102,8 @@ def plot_command(
     from deepstack.plots import plot
 
     charts, directories = charts_and_folders(words)
-    if charts and (every or why):
-        word = "--all" if every else "--why"
-        raise ConfigError(f"{word}: found beside the chart {charts[0]}; allowed without a chart")
+    if every or why:
+        refuse_charts(charts, "--all" if every else "--why")
     main = not (charts or every)
     paths: Any = ()
     notes: list[str] = []

@@ -96,31 +96,42 @@ def memory_terms(
         # WᵀW of every matrix; further gradients, one bank of q, k, v or w1 at a time
         bank = max(3 * by_role.get("q", 0), by_role.get("w1", 0)) * FP32
         terms["spectral penalty"] = 6 * by_role.get("q", 0) * FP32 + 2 * bank
-    has_snapshots = config.log.layers_every != 0
     active = [spec for spec in specs().values() if spec.interval(config.log)]
     with_snapshots = [spec for spec in active if spec.is_part_of_snapshots]
     during = terms["activations"] + terms["temporaries of the optimizer"]
     saved = saved_by_layers(config, probe, scheme_memory, target_len)
     measured = MeasurementSizes(weights, trained, bank_bytes, saved)
-    if has_snapshots or with_snapshots:
-        # θ_0, kept by the host; held over the step: the weights before it
-        copies = weights * (has_snapshots + (not on_gpu(config)))
-        after = 0
-        if has_snapshots:  # further gradients and differences, the branches' outputs, and values of
-            # some sublayers at a time, with the stream of all layers once more
-            sizes = stack_sizes(config, probe, target_len)
-            streams = sum(stack.depth * stack.stream for stack in sizes)
-            at_a_time = min(layers.sublayers, SUBLAYERS_AT_A_TIME)
-            states = 4 * streams + 6 * at_a_time * max(stack.stream for stack in sizes)
-            if config.log.stream_update:  # x_l at θ_0, kept, and a difference
-                copies, states = copies + streams, states + streams
-            after = 2 * weights + saved + states
+    if config.log.layers_every != 0 or with_snapshots:
+        copies, after = snapshot_terms(config, measured, target_len)
         after = max([after, *(spec.memory(measured) for spec in with_snapshots)])
         terms["snapshots and attribution"] = copies + max(0, after - during)
     for spec in active:
         if not spec.is_part_of_snapshots:
             terms[spec.name] = max(0, spec.memory(measured) - during)
     return terms
+
+
+def snapshot_terms(
+    config: Config, measured: MeasurementSizes, target_len: int | None = None
+) -> tuple[int, int]:
+    """Return the bytes of copies that snapshots keep over a step, and of a snapshot while it lasts.
+
+    The copies are θ_0, which the host keeps, and for snapshots the weights before the step.
+    """
+    has_snapshots = config.log.layers_every != 0
+    copies = measured.weights * (has_snapshots + (not on_gpu(config)))
+    if not has_snapshots:
+        return copies, 0
+    # Further gradients and differences, the branches' outputs, and values of some sublayers at a
+    # time, with the stream of all layers once more
+    layers = layer_counts(config)
+    sizes = stack_sizes(config, config.log.probe_sequences, target_len)
+    streams = sum(stack.depth * stack.stream for stack in sizes)
+    at_a_time = min(layers.sublayers, SUBLAYERS_AT_A_TIME)
+    states = 4 * streams + 6 * at_a_time * max(stack.stream for stack in sizes)
+    if config.log.stream_update:  # x_l at θ_0, kept, and a difference
+        copies, states = copies + streams, states + streams
+    return copies, 2 * measured.weights + measured.saved + states
 
 
 def process_bytes(every: int) -> int:

@@ -180,6 +180,11 @@ def _meant_value(path: KeyPath, node: Node, schema: Schema) -> str:
         return f"{key}=[{value}]"
     if "boolean" in kinds and value in _TRUTH:
         return _TRUTH[value]
+    return _meant_word(value, options)
+
+
+def _meant_word(value: str, options: list[Schema]) -> str:
+    """Return the name or the choice that a refused word was meant to be, or ''."""
     if any(option.get("pattern") == RUN_NAME for option in options):
         name = re.sub(r"[^A-Za-z0-9._]+", "_", value).strip("._")
         return repr(name) if 0 < len(name) <= LONGEST_NAME else ""

@@ -74,9 +74,14 @@ def find_layers(
         }
         if fitting:
             return longest(fitting, named)
+    raise no_stream(lists, width)
+
+
+def no_stream(lists: Mapping[str, Sequence[nn.Module]], width: int | None) -> ConfigError:
+    """Return the error that none of these lists passes on one stream."""
     sizes = ", ".join(f"{plain_name(name) or 'the model'} ({len(m)})" for name, m in lists.items())
     of_width = f" of width {width}" if width else ""
-    raise ConfigError(
+    return ConfigError(
         f"layers: no list of modules passes on one stream{of_width} in model(batch), from one to "
         f"the next{f': not {sizes}' if sizes else ''}; {REMEDY}"
     )

@@ -115,11 +115,38 @@ def mark_leaving(
     return len(leaving)
 
 
+def mark_all_leaving(
+    drawing: Drawing, groups: Sequence[Group], tables: Sequence[pd.DataFrame], top: float
+) -> None:
+    """Mark in each panel where curves leave the view, and note how many do."""
+    left = sum(
+        mark_leaving(drawing, panel, group, rows, top)
+        for panel, group, rows in zip(drawing.panels, groups, tables, strict=True)
+    )
+    words = "leave the view, which ends near the start" if left > 1 else "leaves the view"
+    drawing.note(f"{counted('{} curves', left)} {words}", when=left)
+
+
 def shows_all_rates(runs: Runs, options: Options) -> bool:
     """Return whether the user asks for every learning rate, or for a panel for each."""
     return options.rates == "all" or (
         options.panels is not None and runs.key(options.panels, "panels") == LR
     )
+
+
+def smoothing(options: Options, last_step: int) -> int:
+    """Return over how many rows curves that would hide each other are averaged."""
+    return options.smooth if options.smooth > 1 else max(1, last_step // SMOOTH_PARTS)
+
+
+def draw_overlay(
+    drawing: Drawing, panel: Panel, group: Group, overlay: Overlay, first_step: int
+) -> None:
+    """Draw another column beside the curves of a panel."""
+    rows = curve_rows(group, overlay.column, overlay.source)
+    is_level = overlay.kind == "level"
+    style: Any = {"kind": overlay.kind, "band": not is_level, "ends": False} | overlay.style
+    draw_group(drawing, panel, group, rows[rows["x"] >= first_step], **style)
 
 
 def draw_curves(
@@ -155,10 +182,8 @@ def draw_curves(
     tables = [curve_rows(group, column, source) for group in groups]
     steps = pd.concat(tables)["x"]
     require((steps >= first_step).any(), f"no run has a finite value of {column} after a step")
-    width = options.smooth
     most = max(len(drawing.series), *(group.curves for group in groups))
-    if width == 1 and noisy and most > 1:
-        width = max(1, int(steps.max()) // SMOOTH_PARTS)
+    width = smoothing(options, int(steps.max())) if noisy and most > 1 else options.smooth
     tables = [smoothed(rows[rows["x"] >= first_step], width) for rows in tables]
     stride = max(
         math.ceil(rows.groupby("curve").size().max() / MOST_POINTS) for rows in tables if len(rows)
@@ -179,18 +204,9 @@ def draw_curves(
         drawable = drawing.above_zero(rows) if log else rows
         draw_group(drawing, panel, group, thinned(drawable, stride), kind=kind)
         for overlay in overlays:
-            more = curve_rows(group, overlay.column, overlay.source)
-            more = more[more["x"] >= first_step]
-            is_level = overlay.kind == "level"
-            style: Any = {"kind": overlay.kind, "band": not is_level, "ends": False} | overlay.style
-            draw_group(drawing, panel, group, more, **style)
+            draw_overlay(drawing, panel, group, overlay, first_step)
     drawing.value_axis(y_label, drawing.panels, log=log, most=top)
-    left = sum(
-        mark_leaving(drawing, panel, group, rows, top)
-        for panel, group, rows in zip(drawing.panels, groups, tables, strict=True)
-    )
-    words = "leave the view, which ends near the start" if left > 1 else "leaves the view"
-    drawing.note(f"{counted('{} curves', left)} {words}", when=left)
+    mark_all_leaving(drawing, groups, tables, top)
     drawing.step_axes()
     drawing.note(f"mean over {width} rows", when=width > 1)
     drawing.note(f"one step in {stride} is drawn", when=stride > 1)

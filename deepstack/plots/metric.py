@@ -8,7 +8,7 @@ dotted setting or a logged column.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -96,10 +96,9 @@ def metric(
             rows = smoothed(rows.assign(curve=0), options.smooth if across == STEP else 1)
             if categories is not None:
                 rows["x"] = rows["x"].map(categories.index)
-            has_markers = markers(len(rows)) or len(lines) > CROWDED
-            line_style: Any = {"color": style["color"], "ls": style["linestyle"], "ms": 3}
-            line_style |= {"marker": style["marker"]} if has_markers else {}
-            panel.lines(label, rows, place=(i, len(lines)), **line_style)
+            is_crowded = len(lines) > CROWDED
+            with_marker = is_crowded or bool(markers(len(rows)))
+            panel.lines(label, rows, place=(i, len(lines)), **line_style(style, with_marker))
     drawing.value_axis(quantity_label(runs, quantity), drawing.panels)
     for label, style in lines.values() if len(lines) > 1 else ():
         drawing.entry(label, **style)
@@ -160,6 +159,12 @@ def value_map(
     drawing.notes += notes_on(runs, quantity, x_key, options)
     drawing.note("a cell is the mean over its seeds")
     return drawing.finish(f"{quantity.title} over {x_key.words} and {y_key.words}")
+
+
+def line_style(style: Mapping[str, Any], with_marker: bool) -> dict[str, Any]:
+    """Return the arguments of a line in a scheme's or a setting's style."""
+    line = {"color": style["color"], "ls": style["linestyle"], "ms": 3}
+    return line | {"marker": style["marker"]} if with_marker else line
 
 
 def settings_beside(runs: Runs, known: Sequence[str]) -> list[Key]:

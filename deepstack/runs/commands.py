@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ MOST_SPLITS = 4  # settings by which runs are tried to be split into grids
 def repeat_commands(runs: Sequence[Run]) -> list[str]:
     """Return the commands that train these runs; runs that are there already are skipped.
 
-    Each takes the config.yaml of one run and lists the settings that vary.  Runs that were not
-    trained by deepstack have none.
+    Each takes the config.yaml of one run and lists the settings that vary; for commands of the
+    user's it takes their study file.  Runs of a loop with a probe have none.
     """
-    return [command for group in grids(runs) for command in commands_of(group)]
+    commands = [command for group in grids(runs) for command in commands_of(group)]
+    return list(dict.fromkeys(commands))
 
 
 def further_commands(
@@ -41,7 +42,8 @@ def further_commands(
     is_setting = any(key == START and type(key) is Key for key in varying_settings(runs))
     if START in keys and not is_setting and not determines(settings, START, runs):
         return []
-    return [command for group in grids(runs) for command in commands_of(group, other)]
+    commands = [command for group in grids(runs) for command in commands_of(group, other)]
+    return list(dict.fromkeys(commands))
 
 
 def new_seeds(runs: Sequence[Run], number: int) -> list[int]:
@@ -97,27 +99,63 @@ def values_tried(runs: Sequence[Run], key: str) -> list[Any]:
 
 def commands_of(runs: Sequence[Run], other: Mapping[str, Sequence[Any]] | None = None) -> list[str]:
     """Return the command for a grid of runs, with other values of some settings."""
-    first = runs[0]
+    first, other = runs[0], dict(other or {})
+    if isinstance(known := first.meta.get("study_file"), dict):
+        return command_of_file(runs, known, other)
     if not is_of_deepstack(first) or "command" not in first.meta:
         return []
-    lists = {key: values_tried(runs, key) for key in varying(runs)} | dict(other or {})
+    lists = {key: values_tried(runs, key) for key in varying(runs)} | other
     several = any(len(each) > 1 for each in lists.values())
-    words = ["deepstack", "sweep" if several else "train", path_of(first.path / "config.yaml")]
+    return [command_with(first.path / "config.yaml", lists, first, is_sweep=several)]
+
+
+def command_of_file(
+    runs: Sequence[Run], known: Mapping[str, Any], other: Mapping[str, Sequence[Any]]
+) -> list[str]:
+    """Return the command for a grid of runs of a study file; none where the file is gone.
+
+    It is typed in the folder of the first command, where the file's own commands find their files.
+
+    known: file, folder and settings, as meta.json has them.
+    """
+    place, file = (Path(str(known.get(name))) for name in ("folder", "file"))
+    if not (place.is_dir() and file.is_file()):
+        return []
+    lists = {**{key: values_tried(runs, key) for key in known.get("settings") or ()}, **other}
+    if place.samefile(Path.cwd()):
+        return [command_with(file, lists, runs[0], is_sweep=True)]
+    command = command_with(file, lists, runs[0], is_sweep=True, show=os.path.abspath)
+    return [f"cd {shlex.quote(os.fspath(place))} && {command}"]
+
+
+def path_of(path: Path) -> str:
+    """Return a path as the user typed it, or from the current folder if that is shorter."""
+    return min(os.fspath(path), os.path.relpath(path), key=len)
+
+
+def command_with(
+    file: Path,
+    lists: Mapping[str, Sequence[Any]],
+    run: Run,
+    is_sweep: bool,
+    show: Callable[[Path], str] = path_of,
+) -> str:
+    """Return the command that trains a file with these values of its settings.
+
+    run: one of the runs, whose study and plugins the command names.
+    show: path -> its text.
+    """
+    words = ["deepstack", "sweep" if is_sweep else "train", show(file)]
     words += [f"{key}={','.join(map(one_line, each))}" for key, each in lists.items()]
-    study, out = first.path.parent, first.path.parent.parent
+    study, out = run.path.parent, run.path.parent.parent
     out = out.parent if is_published(out) else out  # no command writes there
-    words += ["--study", study.name, "--out", path_of(out)]
-    for plugin in first.meta.get("plugins") or []:
+    words += ["--study", study.name, "--out", show(out)]
+    for plugin in run.meta.get("plugins") or []:
         words += ["--plugin", str(plugin.get("file"))]
-    return [shlex.join(words)]
+    return shlex.join(words)
 
 
 def is_of_deepstack(run: Run) -> bool:
     """Return whether deepstack trained this run, and not a loop of the user's with a probe."""
     settings = (SCHEME, STEPS, "train.optimizer")
     return all(run.get(key) is not None for key in settings)
-
-
-def path_of(path: Path) -> str:
-    """Return a path as the user typed it, or from the current folder if that is shorter."""
-    return min(os.fspath(path), os.path.relpath(path), key=len)

@@ -51,6 +51,8 @@ NUMBERS = (
     "diff_high", "update_first", "update_last", "step_ms", "flops"
 )  # fmt: skip
 
+OTHER_SETTING = "; another setting: --against KEY=VALUE"
+
 
 def compare(
     directory: Folders,
@@ -114,12 +116,9 @@ def compare(
     for study, study_rows in comparisons(readable, against, keys).items():
         rows += [{"study": study.name} | row if len(readable) > 1 else row for row in study_rows]
         runs = readable[study]
-        if note := hidden_note(runs):
-            say(f"{study.name}: {note}; of your own loop: probe(…, seed=…) or probe(…, name=…)")
         for line in comparison_notes(runs):
             say(f"{study.name}: {line}")
-        one_task = len({run.get(TASK) for run in runs}) == 1
-        if one_task and (lead := lead_sentence(runs.bests(keys[study]))):
+        if has_one_task(runs) and (lead := lead_sentence(runs.bests(keys[study]))):
             say(f"{study.name}: {lead}" if len(readable) > 1 else lead)
     # Of several studies one may lack columns, and it may be the first.
     order = dict.fromkeys(name for row in sorted(rows, key=len, reverse=True) for name in row)
@@ -129,16 +128,28 @@ def compare(
     table.attrs["several_tasks"] = [
         study.name if len(readable) > 1 else ""
         for study, runs in readable.items()
-        if len({run.get(TASK) for run in runs}) > 1
+        if not has_one_task(runs)
     ]
+    return with_types(table)
+
+
+def with_types(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with numbers as numbers and its attrs, also where a column is empty."""
     if "pairs" in table:
         table["pairs"] = table["pairs"].fillna(0).astype(int)
-    return table.astype({name: float for name in NUMBERS if name in table})  # keeps attrs
+    return table.astype({name: float for name in NUMBERS if name in table})
+
+
+def has_one_task(runs: Runs) -> bool:
+    """Return whether all runs have the same task, so that their losses can be compared."""
+    return len({run.get(TASK) for run in runs}) == 1
 
 
 def comparison_notes(runs: Runs) -> list[str]:
-    """Return sentences on columns that do not show what their names may suggest."""
+    """Return sentences on hidden runs, and on columns whose names may suggest something else."""
     lines = []
+    if note := hidden_note(runs):
+        lines.append(f"{note}; of your own loop: probe(…, seed=…) or probe(…, name=…)")
     if mask_note(runs):
         lines.append("val_loss is over hidden tokens alone: the column val_loss_masked of ls")
     if any(run.get("model.start") for run in runs):
@@ -241,6 +252,19 @@ def means(value: Any, word: str, text: str) -> bool:
     return word == text or (not isinstance(value, str) and is_equal(value, word))
 
 
+def value_meant(value: str, key: Key, values: Mapping[Run, str], other: str) -> str:
+    """Return the text of a setting's value that a user has typed, 2e-3 being 0.002.
+
+    values: text of each run's value.
+    other: the end of the ConfigError for a value that no run has.
+    """
+    texts = list(dict.fromkeys(values.values()))
+    alike = [text for run, text in values.items() if means(setting_value(run, key), value, text)]
+    if alike:
+        return alike[0]
+    raise ConfigError(f"against: {unknown(key, value, texts)}{other}")
+
+
 def pair_runs(
     bests: Sequence[Best], against: str, chosen: Sequence[Key] = ()
 ) -> Callable[[Run], Run | None]:
@@ -255,12 +279,7 @@ def pair_runs(
     varying = [other for other in runs.varying if other not in chosen]
     key = runs.key(name or SCHEME, "against", varying)
     values = {run: one_line(setting_value(run, key)) for run in runs}
-    # The number of a setting may be written otherwise: 2e-3, or 0.002.
-    alike = [text for run, text in values.items() if means(setting_value(run, key), value, text)]
-    value = alike[0] if alike else value
-    if value not in values.values():
-        other = "" if name else "; another setting: --against KEY=VALUE"
-        raise ConfigError(f"against: {unknown(key, value, dict.fromkeys(values.values()))}{other}")
+    value = value_meant(value, key, values, other="" if name else OTHER_SETTING)
     others = [k for k in varying if k != key and k.owner != key]
     shared = [DEPTH, SEED, *undetermined(others, [key, DEPTH], runs)]
     partners: dict[Any, Run] = {}

@@ -65,14 +65,17 @@ def margin_of(
     gaps = {i: difference(losses[i], losses[order[0]]) for i in others}
     if widen is not None:
         gaps = {i: widen(leader, gap) for i, gap in gaps.items()}
-    unknown = [i for i in others if not math.isfinite(gaps[i].low)]
-    nearest = min(others, key=lambda i: round(gaps[i].low, DIGITS))
-    if unknown:
-        nearest = unknown[0]
-    elif gaps[nearest].low > 0:  # then its best value is clearly worse too
+    nearest = rival_among(gaps)
+    if gaps[nearest].low > 0:  # then its best value is clearly worse too
         nearest = next(i for i in others if ends[i].same_cell(ends[nearest]))
     number = len({(ends[i].label, ends[i].depth) for i in others})
     return Margin(leader, ends[nearest], gaps[nearest], number)
+
+
+def rival_among(gaps: Mapping[int, Mean]) -> int:
+    """Return the key of the first gap without an interval, or of the one that reaches lowest."""
+    unknown = [i for i, gap in gaps.items() if not math.isfinite(gap.low)]
+    return unknown[0] if unknown else min(gaps, key=lambda i: round(gaps[i].low, DIGITS))
 
 
 def ranked(losses: Mapping[int, dict[int, float]]) -> list[int]:

@@ -123,14 +123,18 @@ def find_quantity(name: str, runs: Sequence[Run], layers: Layers | None = None) 
             if name in columns:
                 return Quantity(name, source, name, words)
     if is_diagnostic:
-        layers = layers or "mean"
-        of = {"growth": "growth per layer", "last": "last layer"}
-        of |= {name: f"{name} of layers" for name in ("mean", "max", "min")}
-        words = f"{words}, {of.get(str(layers), f'layer {layers}')}"
-        return Quantity(name, "layers", name, words, layers)
+        return diagnostic_quantity(name, layers or "mean")
     for run in runs:
         known |= dict.fromkeys(run.layer_names())
     raise ConfigError(unknown("column", name, [*known, *VALIDATION, FLOPS]))
+
+
+def diagnostic_quantity(name: str, layers: Layers) -> Quantity:
+    """Return the quantity of a diagnostic whose layers become one value."""
+    of = {"growth": "growth per layer", "last": "last layer"}
+    of |= {reduction: f"{reduction} of layers" for reduction in ("mean", "max", "min")}
+    words = f"{Key(name).words}, {of.get(str(layers), f'layer {layers}')}"
+    return Quantity(name, "layers", name, words, layers)
 
 
 def find_axis(word: str, runs: Runs) -> Key:

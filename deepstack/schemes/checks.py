@@ -34,18 +34,7 @@ def check_class(cls: Any, base: Any) -> None:
     cls: a subclass of `base`, which is Scheme.
     """
     owner = f"the scheme {cls.name}"
-    for name, option in cls.argument_options.items():
-        if option.annotation is Any or option.default is inspect.Parameter.empty:
-            raise PluginError(f"{owner}: option {name!r} needs a type annotation and a default")
-    if not (vars(cls).get("__doc__") or "").strip():
-        raise PluginError(
-            f"{owner}: it needs a docstring that opens with its equation; lists show it"
-        )
-    for name in SETTINGS[1:]:  # all but families
-        if not isinstance(value := getattr(cls, name), int) or value < 0:
-            is_bool = isinstance(getattr(base, name), bool)
-            allowed = "True or False" if is_bool else "a whole number from 0 on"
-            raise PluginError(f"{owner}: {name} is {value!r}; allowed {allowed}")
+    check_settings(owner, cls, base)
     count = cls.norms_per_sublayer
     norms = [f"norm{i + 1}" for i in range(count)] if count > 1 else ["norm"] * count
     arguments = {
@@ -66,6 +55,22 @@ def check_class(cls: Any, base: Any) -> None:
     if "layer" in vars(cls) and "encoder_decoder" in cls.families:
         three = ("self", "x", "attention", "cross_attention", "feed_forward")
         check_arguments(owner, cls.layer, three, ())
+
+
+def check_settings(owner: str, cls: Any, base: Any) -> None:
+    """Raise PluginError for an option without a type, a missing docstring or a wrong setting."""
+    for name, option in cls.argument_options.items():
+        if option.annotation is Any or option.default is inspect.Parameter.empty:
+            raise PluginError(f"{owner}: option {name!r} needs a type annotation and a default")
+    if not (vars(cls).get("__doc__") or "").strip():
+        raise PluginError(
+            f"{owner}: it needs a docstring that opens with its equation; lists show it"
+        )
+    for name in SETTINGS[1:]:  # all but families
+        if not isinstance(value := getattr(cls, name), int) or value < 0:
+            is_bool = isinstance(getattr(base, name), bool)
+            allowed = "True or False" if is_bool else "a whole number from 0 on"
+            raise PluginError(f"{owner}: {name} is {value!r}; allowed {allowed}")
 
 
 def check_name(owner: str, name: str, value: Any, cls: Any, base: Any) -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 
@@ -131,11 +131,14 @@ class SnapshotWriter:
         passes = partial(run_passes, built.model, loss=self._loss)
         self._passes = fast.snapshot(passes, records, self._run_shallow_passes)
         self.logs: Mapping[str, AppendLog] = {}  # of `columns`, opened after a checkpoint is loaded
-        if any(type(one).begin is not Instrument.begin for one in used):
-            if copy := model.whole():
-                with measuring(copy.model):
-                    for one in used:
-                        one.begin(self._state(copy, 0))
+        self._begin([one for one in used if type(one).begin is not Instrument.begin])
+
+    def _begin(self, instruments: Sequence[Instrument]) -> None:
+        """Let instruments look at the model before the first step."""
+        if instruments and (copy := self.model.whole()):
+            with measuring(copy.model):
+                for one in instruments:
+                    one.begin(self._state(copy, 0))
 
     def _run_shallow_passes(self, tokens: Tensor) -> None:
         """Run the passes of a snapshot of two layers, whose values do not matter."""

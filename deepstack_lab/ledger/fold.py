@@ -128,13 +128,21 @@ def fold(
             "nothing to fold: no norm of its stack has a gain, or a bias that linear maps could "
             "take (model.bias: true)"
         )
+    return folded_config(config, keeps_bias, keeps_gain=bool(keep_gain)), values
+
+
+def folded_config(config: conf.Config, keeps_bias: bool, keeps_gain: bool) -> conf.Config:
+    """Return the configuration of a model whose norms are folded.
+
+    keeps_bias: whether norms keep a bias; keeps_gain: whether the last norm keeps its gain.
+    """
     changes: dict[str, Any] = {"model.norm.gain": False, "model.norm.bias": keeps_bias}
-    if keep_gain or config.model.norm.final_gain:
-        changes["model.norm.final_gain"] = True if keep_gain else None
+    if keeps_gain or config.model.norm.final_gain:
+        changes["model.norm.final_gain"] = True if keeps_gain else None
     if config.train.trainable != "all":  # removed roles cannot be trained
         left = [role for role in config.train.trainable if role not in OF_THE_STACK]
         changes["train.trainable"] = left or "all"
-    return conf.with_overrides(config, changes), values
+    return conf.with_overrides(config, changes)
 
 
 def refuse_unread_norms(

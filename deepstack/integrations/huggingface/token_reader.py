@@ -41,17 +41,24 @@ def saved_files(folder: Path, reading: Reading) -> list[Path]:
     raise reading.refusal(folder / STATE, " is not the state of a saved data set")
 
 
-def read(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens] | list[Part]:
-    """Read the column of an arrow file: lists of tokens, or text for the tokenizer."""
+def table_of(content: mmap.mmap, file: Path, reading: Reading) -> Any:
+    """Return the table of an arrow file, which stays mapped."""
     try:
         import pyarrow as pa
     except ImportError:
         raise reading.refusal(file, f" {needs_package('pyarrow', 'datasets')}") from None
     try:
-        table = pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(content))).read_all()
+        return pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(content))).read_all()
     except pa.ArrowException as error:
         reason = " ".join(str(error).split())
         raise reading.refusal(file, f" is not an arrow stream: {reason}") from error
+
+
+def read(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens] | list[Part]:
+    """Read the column of an arrow file: lists of tokens, or text for the tokenizer."""
+    table = table_of(content, file, reading)
+    import pyarrow as pa
+
     default = "input_ids" if "input_ids" in table.column_names else "text"
     name = reading.column or default
     if name not in table.column_names:

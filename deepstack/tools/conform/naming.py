@@ -119,6 +119,13 @@ def start_cause(
                 f"{listed(roles)}{where}: {name}",
                 line,
             )
+    ratios = ratios_text(failed, roles)
+    text = f"another deviation{where}, in multiples of the reference's: {ratios}"
+    return f"start {', '.join(roles)}{where}", text, line
+
+
+def ratios_text(failed: Sequence[Start], roles: Sequence[str]) -> str:
+    """Return the ratio of deviations of each role at each depth; roles of near ratios share one."""
     groups: list[tuple[list[str], Mapping[int, float]]] = []
     for role in roles:
         ratios = ratios_of(failed, role)
@@ -127,12 +134,10 @@ def start_cause(
             names.append(role)
         else:
             groups.append(([role], ratios))
-    parts = [
+    return "; ".join(
         f"{listed(names)} {', '.join(f'{ratio:.3g} at N = {N}' for N, ratio in ratios.items())}"
         for names, ratios in groups
-    ]
-    text = f"another deviation{where}, in multiples of the reference's: {'; '.join(parts)}"
-    return f"start {', '.join(roles)}{where}", text, line
+    )
 
 
 def ratios_of(failed: Sequence[Start], role: str) -> dict[int, float]:

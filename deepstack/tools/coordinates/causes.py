@@ -76,14 +76,16 @@ def common_cause(
     before = [one for one in own if modules[one.module].kind != "readout"]
     if len(before) < FEW or {one.verdict for one in before} != {row.verdict}:
         return None
-    ends = [
-        one.exponent or 0.0
-        for one in steps
-        if modules[one.module].is_final and one.quantity in ("own", "change")
-    ]
-    typical = median(one.exponent or 0.0 for one in before)
-    is_twice = row.over == "width" and bool(ends) and max(ends) - typical > TWICE
+    of_output = [one for one in steps if modules[one.module].is_final]
+    is_twice = row.over == "width" and grows_twice(of_output, before)
     return OUTPUT if row.verdict == "grows" and is_twice else EVERY_RATE
+
+
+def grows_twice(of_output: Sequence[Exponent], before: Sequence[Exponent]) -> bool:
+    """Return whether the steps of the output grow faster than those of the modules before it."""
+    ends = [one.exponent or 0.0 for one in of_output if one.quantity in ("own", "change")]
+    typical = median(one.exponent or 0.0 for one in before)
+    return bool(ends) and max(ends) - typical > TWICE
 
 
 def cause_in_width(row: Exponent, module: Module, rows: Sequence[Exponent]) -> str:

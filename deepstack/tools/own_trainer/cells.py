@@ -91,6 +91,13 @@ class CommandCell(Cell):
             "environment": environment_of(arguments, os.environ | added),
             "git": git_of(place),
             "seed": self.values.get(SEED, 0),
+            "study_file": {
+                "file": os.path.abspath(self.file.path),
+                "folder": str(place),
+                "settings": {
+                    key: self.values[key] for key in self.file.keys.values() if key in self.values
+                },
+            },
             "trainer": trainer,
         }
         return {

@@ -45,6 +45,7 @@ KEYS = (ONE, BASELINE, CANDIDATE, *"metric loss environment log resume name swee
 class CommandFile:
     """A study of commands.
 
+    path: of the file.
     commands: each by the name of its setting: one, or baseline and candidate.
     metric: of the validation loss; less is better.
     loss: pattern of the training loss with its step, or None.
@@ -55,6 +56,7 @@ class CommandFile:
     trackers: those that get the values while a command runs.
     """
 
+    path: Path
     commands: Mapping[str, Command]
     metric: Metric
     study: conf.Study
@@ -141,7 +143,7 @@ class _Reader:
         assert metric is not None
         study = self.study(groups, keys, commands, section.get("name"))
         more = (loss, environment, resume.value is True, trackers)
-        return CommandFile(commands, metric, study, keys, *more)
+        return CommandFile(path, commands, metric, study, keys, *more)
 
     def commands(self, section: Mapping[str, Node]) -> dict[str, Command]:
         """Return the commands by the names of their settings."""

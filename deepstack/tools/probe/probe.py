@@ -63,7 +63,8 @@ class Probe:
     out: the run's folder, <study>/<run>; all runs of a study share the folder <study>.
     hidden: the source of F, the last hidden state, (…, d): the name of a module, for its output; a
         function of model and batch; by default the model's output (its `last_hidden_state` if it
-        has one).  Logits are refused.  Every position counts, including padding.
+        has one).  Logits are refused where there are layers, whose width they lack.  Every position
+        counts, including padding.
     layers: the name of the layers' container, or a list of layers; by default the longest
         ModuleList whose members pass on a stream as wide as F; () for no values by layer.
     groups: name -> patterns of parameter names ("*.self_attn.*"); by default one group for each
@@ -103,12 +104,8 @@ class Probe:
         seed: int = 0,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        if not (isinstance(every, int) and every >= 1):
-            raise ConfigError(f"every: found {every!r}; allowed an integer >= 1")
         intervals = {"layers_every": layers_every, "attribution_every": attribution_every}
-        for key, interval in intervals.items():
-            if interval != "log" and not (isinstance(interval, int) and interval >= 0):
-                raise ConfigError(f"{key}: found {interval!r}; allowed an integer >= 0, or 'log'")
+        refuse_intervals(every, intervals)
         if layers_on not in (None, "spike") or (layers_on and not layers_every):
             found = f"{layers_on!r} with layers_every={layers_every!r}"
             raise ConfigError(f"layers_on: found {found}; allowed None, or 'spike' with snapshots")
@@ -368,3 +365,12 @@ class Probe:
     def _change(self, parameter: nn.Parameter) -> Tensor:
         """Return the change of a parameter by the last step; 0 if it was not copied before."""
         return as_float(parameter) - as_float(self._parameters_before.get(parameter, parameter))
+
+
+def refuse_intervals(every: object, intervals: Mapping[str, object]) -> None:
+    """Raise ConfigError for an interval that is not a number of steps, or 'log' where allowed."""
+    if not (isinstance(every, int) and every >= 1):
+        raise ConfigError(f"every: found {every!r}; allowed an integer >= 1")
+    for key, interval in intervals.items():
+        if interval != "log" and not (isinstance(interval, int) and interval >= 0):
+            raise ConfigError(f"{key}: found {interval!r}; allowed an integer >= 0, or 'log'")

@@ -1,6 +1,7 @@
 """Run folders of commands: their files and states, and what a repeated sweep does."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,50 @@ def test_best_rates_of_a_command_are_stated_without_a_loss_to_compare_with(tmp_p
     assert "At N = 4, the best rate of own is 0.002, the highest tried." in answer
     assert "(0.002); add higher ones)" in answer
     assert not [word for word in ("learns", "--refine", "unnamed") if word in answer]
+
+
+@needs("answer")
+@pytest.mark.parametrize(
+    "kind", ["one command", pytest.param("baseline and candidate", marks=pytest.mark.slow)]
+)
+def test_the_commands_of_an_answer_train_what_they_name(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the settings that need more runs, with the seeds that are new; in the study's folder."""
+    here = tmp_path / "a folder"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (here / "own.py").write_text(
+        "import random, sys\nseed, rate, depth = map(float, sys.argv[1:4])\n"
+        "print('val', 3 + rate - depth / 100 + random.Random(seed + rate).random())\n"
+    )
+    commands = (
+        "command: python -S own.py {seed} {lr} {depth}\n" if kind == "one command" else
+        "baseline: python -S own.py {seed} {lr} {depth}\n"
+        "candidate: python -S own.py {seed} {lr} {depth} x\n"
+    )  # fmt: skip
+    lists = "{grid: {seed: [0, 1], lr: [1, 2], depth: [4]}}"
+    write(here, f"{commands}metric: 'val ([0-9.]+)'\nsweep: {lists}\n")
+    succeed("sweep", "study.yaml", "--workers", 2)
+    before = {run.path.name for run in find_runs("results")}
+    found = json.loads(succeed("answer", "results/study", "--json"))
+    for command in found["commands"]:
+        if command.startswith("deepstack sweep"):
+            succeed(*shlex.split(command)[1:])
+    assert {run.path.name for run in find_runs("results")} == before
+    assert len(found["next_commands"]) >= 1
+    for command in found["next_commands"]:
+        succeed(*shlex.split(command)[1:], "--workers", 2)
+    new = [run for run in find_runs("results") if run.path.name not in before]
+    assert 0 < len(new) < len(before) and {run.get("model.depth") for run in new} == {4}
+    monkeypatch.chdir(tmp_path)
+    away = json.loads(succeed("answer", here / "results/study", "--json"))["commands"][0]
+    place, _, command = away.partition(" && ")
+    assert shlex.split(place) == ["cd", str(here)]
+    assert shlex.split(command)[2] == str(here / "study.yaml")
+    (here / "study.yaml").unlink()
+    gone = json.loads(succeed("answer", here / "results/study", "--json"))
+    assert not [command for command in gone["commands"] if " sweep " in command]
 
 
 @needs("report")
