@@ -32,6 +32,8 @@ from deepstack.config.schema import Config
 from deepstack.config.schema import values as values_by_key
 from deepstack.config.study_schema import MAX_RUNS, StudyFile, Where
 
+# Keys that can be checked in each cell alone: the width for so many parameters hangs on the depth.
+OF_EACH_CELL = ("model.parameters",)
 Group = dict[str, Node]
 """One factor of the product: a key of the grid, or the keys of a zip, with their lists."""
 
@@ -169,10 +171,11 @@ def parse_study(
 
 
 def _several(override: str) -> Node | None:
-    """Return the list of values of an override `key=a,b`; None for one value."""
+    """Return the list of values of an override `key=a,b`; None for one value of most keys."""
     where = override_place(override)
-    values, problems = read(f"[{override.partition('=')[2]}]", where)
-    if problems or len(values.items()) < 2:
+    key, _, text = override.partition("=")
+    values, problems = read(f"[{text}]", where)
+    if problems or len(values.items()) < (1 if key.strip() in OF_EACH_CELL else 2):
         return None
     return to_node(values.plain(), where)
 

@@ -4,18 +4,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from deepstack import config as conf
 from deepstack.base import ConfigError, unknown
 from deepstack.records import Run
-from deepstack.runs import failure_of, has_result, result_of
+from deepstack.runs import Result, failure_of, has_result, result_of
 from deepstack.sweeps import CellProgress, as_study, sweep
 
 SEED = "seed"
 TOLERANCE = 1.26
 # The first values lie this power of the tolerance apart; each halving takes its square root.
 FIRST_STEP = 4
+LARGEST_TOLERANCE = 10
 # Values that a search may need: three, a pair for each halving, and growth to one side.
 FEWEST = 3 + 2 * int(math.log2(FIRST_STEP))
 MOST = 4 * FEWEST
@@ -43,6 +45,7 @@ class Search:
     """The values start * tolerance^i that one search has tried, i being whole numbers.
 
     failures: i -> less for a better value (`deepstack.runs.best.failure_of`).
+    losses: i -> mean final loss.
 
     The grid grows until the best value lies inside; then its step is halved around it, until
     neighbours differ by one factor `tolerance`.
@@ -52,6 +55,7 @@ class Search:
     tolerance: float
     limit: int
     failures: dict[int, tuple[float, float]] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
     step: int = FIRST_STEP
 
     def wanted(self) -> list[int]:
@@ -74,8 +78,8 @@ class Search:
 
     def optimum(self, setting: dict[str, Any]) -> Optimum:
         """Return the best value so far."""
-        losses = {self.value(i): loss for i, (_, loss) in sorted(self.failures.items())}
-        _, loss = self.failures[self.best]
+        losses = {self.value(i): loss for i, loss in sorted(self.losses.items())}
+        loss = self.losses[self.best]
         value = self.value(self.best) if math.isfinite(loss) else None
         inside = {self.best - 1, self.best + 1} <= self.failures.keys()
         return Optimum(setting, value, loss, inside, losses)
@@ -103,7 +107,10 @@ def refine(
     select_seeds: the seeds that choose.  If given, the study's own seeds train once more at each
         chosen value, in `<out>/<name>_reported`: their losses are not biased by the choice.
 
-    Raises ConfigError for a key that is not a positive number, or a tolerance that is not above 1.
+    Rules of the study that set `key` do not.
+
+    Raises ConfigError for a key that is not a positive number with decimals, or a tolerance that is
+    not above 1.
     """
 
     def train(batch: conf.Study, reported: bool) -> list[Run]:
@@ -130,12 +137,17 @@ def find_optima(
         with the reported seeds.
     select: the seeds that choose, None for the study's own.
     """
+    key = whole_key(study, key)
+    study = without_overrides(study, key)
     start = start_value(study, key)
-    if not tolerance > 1:
-        raise ConfigError(f"--tolerance: found {tolerance:g}; allowed a ratio above 1, as in 1.26")
+    if not 1 < tolerance <= LARGEST_TOLERANCE:
+        raise ConfigError(
+            f"--tolerance: found {tolerance:g}; allowed a ratio above 1, as in 1.26, and at most "
+            f"{LARGEST_TOLERANCE}"
+        )
     settings = settings_of(study, key)
     own_seeds = study.grid.get(SEED, [study.base.seed])
-    seeds = list(select or own_seeds)
+    seeds = list(dict.fromkeys(select or own_seeds))
     _, most = count_runs(study, key, seeds, max_runs)
     searches = [Search(start, tolerance, most // len(settings) // len(seeds)) for _ in settings]
     while wanted := [
@@ -146,13 +158,14 @@ def find_optima(
         cells = [setting | {key: search.value(index)} for setting, search, index in wanted]
         runs = train(batch_of(study, cells, seeds), False)
         for cell, (_, search, index) in zip(cells, wanted, strict=True):
-            search.failures[index] = failure([run for run in runs if matches(run, cell)])
+            of_cell = [run for run in runs if matches(run, cell)]
+            search.failures[index], search.losses[index] = failure(of_cell), mean_loss(of_cell)
     optima = [search.optimum(setting) for setting, search in zip(settings, searches, strict=True)]
     if select is not None:
         chosen = [one.setting | {key: one.value} for one in optima if one.value is not None]
         runs = train(batch_of(study, chosen, own_seeds), True) if chosen else []
         optima = [
-            one._replace(reported=failure([run for run in runs if matches(run, one.setting)])[1])
+            one._replace(reported=mean_loss([run for run in runs if matches(run, one.setting)]))
             for one in optima
         ]
     return optima
@@ -165,8 +178,10 @@ def count_runs(
 
     Raises ConfigError for a key that cannot be refined, or a `max_runs` below the least.
     """
+    key = whole_key(study, key)
+    study = without_overrides(study, key)
     start_value(study, key)
-    searches = len(settings_of(study, key)) * len(seeds)
+    searches = len(settings_of(study, key)) * len({*seeds})
     fewest, most = FEWEST * searches, MOST * searches
     if max_runs is not None and max_runs < fewest:
         raise ConfigError(
@@ -176,16 +191,31 @@ def count_runs(
     return fewest, most if max_runs is None else min(most, max_runs)
 
 
+def whole_key(study: conf.Study, key: str) -> str:
+    """Return the dotted key of a setting, also of its last word alone: train.lr of lr."""
+    values = conf.values(study.base)
+    found = [one for one in values if one.rpartition(".")[2] == key]
+    if key not in values and len(found) != 1:
+        raise ConfigError(unknown("--refine", key, values))
+    return key if key in values else found[0]
+
+
+def without_overrides(study: conf.Study, key: str) -> conf.Study:
+    """Return a study none of whose rules sets this key: the search sets it in every cell."""
+    others = (
+        replace(rule, settings={k: v for k, v in rule.settings.items() if k != key})
+        for rule in study.overrides
+    )
+    return replace(study, overrides=tuple(others))
+
+
 def start_value(study: conf.Study, key: str) -> float:
     """Return the value of the base, from which every search begins."""
-    values = conf.values(study.base)
-    if key not in values:
-        raise ConfigError(unknown("--refine", key, values))
-    value = values[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    value = conf.values(study.base)[key]
+    if not isinstance(value, float) or value <= 0:
         raise ConfigError(
             f"--refine: found {key}, whose value is {value!r}; allowed a setting that is a "
-            "positive number, as in train.lr"
+            "positive number with decimals, as in train.lr"
         )
     return value
 
@@ -214,10 +244,19 @@ def matches(run: Run, cell: dict[str, Any]) -> bool:
 
 
 def failure(runs: Sequence[Run]) -> tuple[float, float]:
-    """Return a key, less for a better value; its second number is the mean final loss.
+    """Return a key, less for a better value; its second number is infinite if a run is not done."""
+    ends = ends_of(runs)
+    share, above_floor = failure_of(ends) if ends else (0.0, math.inf)
+    return share, above_floor if len(ends) == len(runs) else math.inf
 
-    The loss is infinite without runs, or if one of them is not done.
-    """
-    ends = [one for run in runs if has_result(one := result_of(run))]
-    share, loss = failure_of(ends) if ends else (0.0, math.inf)
-    return share, loss if len(ends) == len(runs) else math.inf
+
+def mean_loss(runs: Sequence[Run]) -> float:
+    """Return the mean final loss, infinite without runs, or if one is not done or has diverged."""
+    losses = [one.final_loss for one in ends_of(runs)]
+    is_whole = bool(losses) and len(losses) == len(runs) and all(map(math.isfinite, losses))
+    return fmean(losses) if is_whole else math.inf
+
+
+def ends_of(runs: Sequence[Run]) -> list[Result]:
+    """Return the results of the runs that have one."""
+    return [one for run in runs if has_result(one := result_of(run))]

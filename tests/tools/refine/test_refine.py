@@ -14,10 +14,18 @@ from helpers.extensions import needs
 
 import deepstack
 from deepstack.base.errors import ConfigError
-from deepstack.config import Study
+from deepstack.config import Override, Study
 from deepstack.records import Run, find_runs
 from deepstack.sweeps import Cell, Launcher
-from deepstack.tools.refine.search import FEWEST, MOST, Search, count_runs, failure, refine
+from deepstack.tools.refine.search import (
+    FEWEST,
+    MOST,
+    Search,
+    count_runs,
+    failure,
+    mean_loss,
+    refine,
+)
 
 MATRICES = ("q", "k", "v", "o", "w1", "w2")
 # Learning rates and updates need neither evaluations nor records of layers.
@@ -73,7 +81,8 @@ def search_for(loss: Callable[[float], float], limit: int = MOST) -> Search:
     """Return a search that has ended.  loss: of a value."""
     search = Search(1.0, 1.26, limit)
     while wanted := search.wanted():
-        search.failures |= {i: (0.0, loss(search.value(i))) for i in wanted}
+        search.losses |= {i: loss(search.value(i)) for i in wanted}
+        search.failures |= {i: (0.0, search.losses[i]) for i in wanted}
     return search
 
 
@@ -97,7 +106,8 @@ def test_a_search_leaves_values_that_diverge_and_ends_at_its_limit() -> None:
 @pytest.mark.parametrize("losses", [[3.0, 2.0], [2.0, 3.0], [3.0, 2.0, 4.0]])
 def test_a_best_value_lies_inside_with_both_neighbours_only(losses: list[float]) -> None:
     search = Search(1.0, 1.26, MOST)
-    search.failures |= {i: (0.0, loss) for i, loss in enumerate(losses)}
+    search.losses |= dict(enumerate(losses))
+    search.failures |= {i: (0.0, loss) for i, loss in search.losses.items()}
     assert search.optimum({}).inside is (len(losses) == 3)
 
 
@@ -118,7 +128,7 @@ def test_rates_are_found_for_each_depth_and_reported_by_other_seeds(tmp_path: Pa
     }
     for one in optima:
         here = [run for run in reported if run.get("model.depth") == one.setting["model.depth"]]
-        assert one.reported == pytest.approx(failure(here)[1]) and one.reported != one.loss
+        assert one.reported == pytest.approx(mean_loss(here)) and one.reported != one.loss
     again = refine(study, "train.lr", max_runs=20, select_seeds=[0], name="r", out=tmp_path)
     assert again == optima
 
@@ -131,6 +141,20 @@ def test_a_run_that_failed_after_an_evaluation_has_no_loss(tmp_path: Path) -> No
         assert failure([Run(run.path)])[1] == math.inf
         assert failure([run, Run(run.path)])[1] == math.inf, "one seed of two"
     assert failure([])[1] == math.inf
+
+
+def test_the_losses_are_those_of_the_runs_and_no_rule_sets_the_value(tmp_path: Path) -> None:
+    """Losses are not counted from the unigram, and an override of the key is left out."""
+    rule = Override({"model.depth": [2]}, {"train.lr": 1e-2, "train.clip": 0.5})
+    quick = small_runs.small(train__steps=4, log__layers_every=0)
+    study = Study(quick, {"model.depth": [1, 2], "seed": [0]}, overrides=(rule,))
+    for one in refine(study, "lr", max_runs=20, name="r", out=tmp_path):
+        depth = one.setting["model.depth"]
+        runs = [run for run in find_runs(tmp_path / "r") if run.get("model.depth") == depth]
+        assert {run.get("train.clip") for run in runs} == {0.5 if depth == 2 else quick.train.clip}
+        ends = {run.get("train.lr"): float(run.evals["loss_masked"].iloc[-1]) for run in runs}
+        assert one.losses == pytest.approx(ends) and len(ends) == len(one.losses) >= FEWEST
+        assert one.loss == min(ends.values())
 
 
 def test_the_number_of_runs_is_known_before() -> None:
@@ -161,7 +185,9 @@ def test_the_command_counts_before_it_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["model.scheme", "model.bias", "train.weight_decay"])
 def test_only_a_positive_number_can_be_refined(key: str) -> None:
-    with pytest.raises(ConfigError, match="allowed a setting that is a positive number"):
+    with pytest.raises(
+        ConfigError, match="allowed a setting that is a positive number with decimals"
+    ):
         refine(small(), key)
 
 
