@@ -93,9 +93,9 @@ def interval_ends(samples: np.ndarray, seeds: int) -> tuple[np.ndarray, np.ndarr
         from the estimate, t Student's with n − 1 degrees of freedom.  The bootstrap's variance is
         (n − 1)/n of the unbiased one, and its quantiles follow a normal distribution (Efron and
         Tibshirani 1993, An Introduction to the Bootstrap, sections 5.3 and 12.5).  For a mean of
-        normal values this is about Student's interval.  Over 600 made data sets the intervals of
-        laws, best rates, their exponents and costs hold the truth in 94 to 97 %; test_coverage.py
-        tests 200.
+        normal values this is about Student's interval.  Over 200 made data sets the intervals of
+        laws, best rates, their exponents and costs hold the truth in 93 to 98 %, and in 85 to 97 %
+        near a limit (test_coverage.py).
 
     NaN for fewer than three seeds.
     """

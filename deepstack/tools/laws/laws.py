@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from deepstack.base import NothingMatchedError
+from deepstack.base import NothingMatchedError, counted
 from deepstack.records import ENDED, Run
 from deepstack.runs import (
     DEPTH,
@@ -21,6 +21,7 @@ from deepstack.runs import (
     NO_INTERVAL,
     SEED,
     STEPS,
+    UNKNOWN,
     WIDTH,
     Interval,
     Runs,
@@ -134,11 +135,11 @@ Points = dict[float, list[Run]]
 def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) -> Law:
     """Fit the law to the mean loss at each x by least squares, with 0 <= E and c > 0.
 
-    Intervals come from samples of the seeds that every x shares, equal at every x; there are none
-    below three of them.  With fewer than two, the means are over the seeds of each x.  The
-    intervals of c and a are taken for their logarithms.  Raises NothingMatchedError for fewer than
-    four x, or four with one seed, for losses that do not fall with x, and where a reaches a limit
-    in 2.5 % of the samples.
+    Means and intervals come from the seeds that every x shares and from samples of them, equal at
+    every x; there is no interval below three of them.  Without one, the means are over the seeds of
+    each x.  The intervals of c and a are taken for their logarithms.  E has none where it is at its
+    limit 0.  Raises NothingMatchedError for fewer than four x, or four with one seed, for losses
+    that do not fall with x, and where the interval of a reaches a limit.
     """
     require(len(x) >= LEAST, f"needs {LEAST} values or more to fit three numbers; found {len(x)}")
     at = np.asarray(x, float)
@@ -147,7 +148,7 @@ def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) ->
         len(at) > LEAST or len(seeds) > 1,
         f"needs two seeds, or more than {LEAST} values, to fit three numbers",
     )
-    if len(seeds) > 1:
+    if seeds:
         by_seed = {seed: np.array([here[seed] for here in losses]) for seed in seeds}
     else:
         seeds = [0]
@@ -171,6 +172,13 @@ def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) ->
         interval(column.tolist(), len(seeds), log=positive)
         for column, positive in zip(laws.T, (False, True, True), strict=True)
     )
+    require(
+        not (of_a.low <= SMALLEST or of_a.high >= LARGEST),
+        f"the exponent is not determined: {a:.2g} ({of_a.low:.2g} to {of_a.high:.2g}, limits "
+        f"{SMALLEST:g} and {LARGEST:g}); needs more seeds or a wider range",
+    )
+    at_limit = UNKNOWN._replace(value=E)
+    of_E = of_E._replace(low=float(np.maximum(of_E.low, 0.0))) if E > 0 else at_limit
     return Law(of_E, of_c, of_a, residual, len(at), len(seeds), laws)
 
 
@@ -244,7 +252,15 @@ def laws_by_setting(
             notes.append(f"{label}: {error}")
             continue
         if laws[-1][2].E.value == 0:
-            notes.append(f"{label}: E is at its limit 0: these losses show no floor")
+            notes.append(f"{label}: E is at its limit 0: these losses determine no floor")
+        if not set.intersection(*map(set, losses)):
+            notes.append(f"{label}: no seed is at every point; the means are of other seeds each")
+    size, sign = (WIDTH, "d_model") if law == "width" else (DEPTH, "N")
+    left = Counter(run.get(size) for run in runs if run.state in ENDED and has_diverged(run))
+    notes += [
+        f"{counted('{} diverged runs', number)} at {sign} = {value} left out"
+        for value, number in sorted(left.items())
+    ]
     if any(law.seeds < LEAST_SEEDS for _, _, law in laws):
         notes.append(NO_INTERVAL)
     return laws, notes

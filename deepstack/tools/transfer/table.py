@@ -16,9 +16,11 @@ from deepstack.runs import (
     UNKNOWN,
     Cell,
     Interval,
+    Result,
     Runs,
     cells_of,
     edge_of,
+    failure_of,
     interval,
     over_samples,
     power_law,
@@ -31,6 +33,7 @@ Losses = Mapping[int, Mapping[float, Mapping[int, float]]]
 """depth -> learning rate -> seed -> final validation loss, infinite for a diverged run."""
 
 DIVERGED = "diverged"
+NOTHING = (0.0, math.inf)
 
 
 class BestRate(NamedTuple):
@@ -39,7 +42,7 @@ class BestRate(NamedTuple):
     rate: the vertex of a parabola in log lr through the best rate tried and its two neighbours.
     edge: empty if both neighbours have a finite loss.  Else `rate` is the best one tried, without
         an interval, and `edge` is `highest` or `lowest`, its place among the rates tried, or
-        `diverged` if a neighbour diverged.
+        `diverged` if a seed of a neighbour diverged, or did not learn and would win by its mean.
     refines: whether `--refine` can add rates, as to runs that deepstack trains.
     """
 
@@ -61,7 +64,9 @@ class BestRate(NamedTuple):
         at = f"N = {self.depth}: best at"
         rate, refine = f"{self.rate.value:.4g}", ", or --refine train.lr" * self.refines
         if self.edge == DIVERGED:
-            return f"{at} {rate}, next to a rate that diverged; add rates between them{refine}"
+            return (
+                f"{at} {rate}, next to a rate at which a seed fails; add rates between them{refine}"
+            )
         if self.edge:
             more = "higher" if self.edge == HIGHEST else "lower"
             return f"{at} the {self.edge} rate tried ({rate}); add {more} ones{refine}"
@@ -149,19 +154,33 @@ def final_losses(runs: Sequence[Run]) -> Losses:
 
 
 def losses_of(cells: Iterable[Cell]) -> Losses:
-    """Return the final validation losses of the cells of one setting."""
-    return {
-        cell.depth: {
-            rate: {seed: finite_or_infinite(one.final_loss) for seed, one in by_seed.items()}
-            for rate, by_seed in cell.tried.items()
+    """Return the final validation losses of the cells of one setting.
+
+    Infinite where a run diverged.  A rate at which fewer seeds learn than at another one does not
+    win by its mean (`deepstack.runs.best`): there the seeds that did not learn count as infinite.
+    """
+    losses = {}
+    for cell in cells:
+        winning = min((failure_of(each.values()) for each in cell.tried.values()), default=NOTHING)
+        losses[cell.depth] = {
+            rate: losses_at(by_seed, winning) for rate, by_seed in cell.tried.items()
         }
-        for cell in cells
+    return losses
+
+
+def losses_at(by_seed: Mapping[int, Result], winning: tuple[float, float]) -> dict[int, float]:
+    """Return the final losses at a rate, infinite of seeds that fail where their mean would win.
+
+    winning: `failure_of` the best rate.
+    """
+    share, mean = failure_of(by_seed.values())
+    wrongly = share > winning[0] and mean < winning[1]
+    return {
+        seed: one.final_loss
+        if math.isfinite(one.final_loss) and not (wrongly and one.outcome != "trained")
+        else math.inf
+        for seed, one in by_seed.items()
     }
-
-
-def finite_or_infinite(loss: float) -> float:
-    """Return a finite loss, or infinity."""
-    return loss if math.isfinite(loss) else math.inf
 
 
 def shared_seeds(losses: Losses) -> list[int]:
@@ -195,15 +214,32 @@ def edge_of_curve(curve: tuple[np.ndarray, np.ndarray]) -> str:
 
 
 def cost(curve: tuple[np.ndarray, np.ndarray], rate: float) -> float:
-    """Return the loss at a rate, linear in log lr between those tried, minus the least loss.
+    """Return the loss at a rate minus the least loss, both of parabolas through three rates tried.
 
-    Infinite beside a diverged run; NaN outside of the rates tried, or where every rate diverged.
+    At the best rate it is 0.  Infinite beside a diverged run; NaN outside of the rates tried, or
+    where every rate diverged.
     """
     x, y = curve
-    at = np.log(rate)
+    at = float(np.log(rate))
     if not x[0] - 1e-9 <= at <= x[-1] + 1e-9 or not np.isfinite(y.min()):
         return math.nan
-    return float(np.interp(at, x, y) - y.min())
+    lowest = vertex(curve)
+    least = float(y.min()) if lowest is None else lowest[1]
+    return max(0.0, loss_at(curve, at) - least)
+
+
+def loss_at(curve: tuple[np.ndarray, np.ndarray], at: float) -> float:
+    """Return the loss at a logarithm of the rate: of a parabola through the three nearest rates.
+
+    Without three finite losses there it is linear between the two rates beside it, and infinite
+    beside a diverged run.
+    """
+    x, y = curve
+    middle = min(max(int(np.abs(x - at).argmin()), 1), len(x) - 2)
+    nearest = slice(middle - 1, middle + 2)
+    if len(x) < 3 or not np.isfinite(y[nearest]).all():
+        return float(np.interp(at, x, y))
+    return float(np.polyval(np.polyfit(x[nearest] - at, y[nearest], 2), 0.0))
 
 
 def transfers(runs: Runs, at: int | None = None) -> dict[str, Transfer]:

@@ -55,6 +55,45 @@ def test_losses_without_a_floor_have_none() -> None:
     values = [{s: 3 * x**-0.3 * (1 + 1e-3 * s) for s in range(3)} for x in DEPTHS]
     law = fit_law(DEPTHS, values, draws=20)
     assert law.E.value == 0 and law.a.value == pytest.approx(0.3, abs=1e-4)
+    assert np.isnan(law.E[1:]).all(), "0 to 0 would exclude every floor"
+
+
+def test_the_seed_that_all_depths_share_makes_the_law() -> None:
+    """Seeds differ in level: means of other seeds at the last depth would bend the curve."""
+    level = {0: 0.0, 1: 0.05, 2: -0.02}
+    losses = [{s: 2 + x**-0.5 + level[s] for s in level} for x in DEPTHS[:-1]]
+    for seed in level:
+        last = {seed: 2 + DEPTHS[-1] ** -0.5 + level[seed]}
+        law = fit_law(DEPTHS, [*losses, last], draws=5)
+        assert law.a.value == pytest.approx(0.5, abs=1e-5) and law.seeds == 1
+
+
+def test_depths_left_out_and_seeds_that_none_shares_are_named(tmp_path: Path) -> None:
+    for depth, seed in product((2, 4, 8, 16, 32, 64), (0, 1, 2)):
+        if (depth, seed) not in ((2, 0), (4, 1), (8, 2)):
+            make_run(
+                tmp_path, depth=depth, seed=seed, masked=1.5 + 1 / depth,
+                state="diverged" if depth == 32 else "done",
+            )  # fmt: skip
+    rows, notes = law_table(Runs.below(tmp_path), "depth")
+    assert [row["n"] for row in rows] == [5]
+    assert any("3 diverged runs at N = 32 left out" in note for note in notes), notes
+    assert any("no seed is at every point" in note for note in notes), notes
+
+
+def test_an_interval_beyond_the_limits_of_the_exponent_is_refused() -> None:
+    """The samples lie inside of the limits, and Student's factor leads out of them."""
+    random = np.random.default_rng(5)
+    refused = 0
+    for _ in range(20):
+        losses = [{s: 1 + x**-1.5 + 0.1 * random.normal() for s in range(3)} for x in DEPTHS]
+        try:
+            law = fit_law(DEPTHS, losses, draws=60)
+        except NothingMatchedError as error:
+            refused += "is not determined" in str(error)
+        else:
+            assert 1e-3 < law.a.low < law.a.high < 10
+    assert 0 < refused < 20
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.command_line import refusal, typed
+from helpers.command_line import refusal, succeed, typed
 from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows
 
 from deepstack.tools.transfer.table import Losses, transfer
@@ -32,7 +32,29 @@ def test_the_exponent_and_the_cost_of_the_shallow_rate() -> None:
     assert result.exponent.value == pytest.approx(-0.5, abs=1e-6)
     cost = result.costs[96]
     assert cost is not None
-    assert cost.value == pytest.approx(math.log(4) ** 2, rel=0.1)  # between two rates: linear
+    assert cost.value == pytest.approx(math.log(4) ** 2, abs=1e-6)
+    assert result.costs[6] is not None and result.costs[6].value == pytest.approx(0, abs=1e-9)
+
+
+def test_a_rate_between_two_tried_costs_what_its_curve_says() -> None:
+    """Linear interpolation would let the best rate itself cost 0.12 here."""
+    result = transfer(parabolas(lambda n, s: 0.032 * 2**0.4), draws=5)
+    assert [cost and cost.value for cost in result.costs.values()] == pytest.approx(
+        [0] * 3, abs=1e-9
+    )
+
+
+def test_a_rate_at_which_a_seed_does_not_learn_does_not_win_by_its_mean(tmp_path: Path) -> None:
+    """As by the rule of the best settings: 0.001 and not 0.002, whose mean is lower."""
+    losses = {0.5: (3.2, 3.2, 3.2), 1: (3.0, 3.0, 3.0), 2: (2.7, 2.7, 3.4), 4: (3.4, 3.4, 3.4)}
+    make_runs(
+        tmp_path / "s", depth=(2,), lr=tuple(losses), seed=(0, 1, 2),
+        masked=lambda depth, lr, seed: losses[lr][seed] - 0.2,
+    )  # fmt: skip
+    (row,) = json.loads(succeed("compare", tmp_path, "--transfer", "--json"))
+    assert (row["best_lr"], row["inside"]) == (1.0, False)
+    (best,) = json.loads(succeed("compare", tmp_path, "--best", "lr", "--json"))
+    assert best["train.lr"] == 1.0
 
 
 def test_the_interval_covers_the_spread_of_the_seeds() -> None:
@@ -87,7 +109,11 @@ def test_rates_of_two_seeds_have_no_interval() -> None:
     [
         (1.0, (), "the highest rate tried (0.256); add higher ones, or --refine train.lr"),
         (1e-5, (), "the lowest rate tried (0.001); add lower ones, or --refine train.lr"),
-        (0.256, (0.256,), "0.128, next to a rate that diverged; add rates between them, or"),
+        (
+            0.256,
+            (0.256,),
+            "0.128, next to a rate at which a seed fails; add rates between them, or",
+        ),
     ],
 )
 def test_a_best_rate_at_an_edge_gives_no_exponent(
