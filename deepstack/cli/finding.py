@@ -39,7 +39,10 @@ def run_finding(run: Run) -> str | None:
     if end.error is not None and floor - loss > end.error:
         less = by(floor - loss, end)
         return f"{subject} has not clearly learned from context: {less} below {guess} ({values})."
-    return f"{subject} has learned nothing from context: it ends level with {guess} ({values})."
+    where = f"level with {guess}"
+    if end.half_width is not None and loss - floor - end.half_width > CLEAR:
+        where = f"{by(loss - floor, end)} above {guess}"
+    return f"{subject} has learned nothing from context: it ends {where} ({values})."
 
 
 def by(nats: float, end: Result) -> str:
@@ -51,12 +54,15 @@ def by(nats: float, end: Result) -> str:
 def next_command(run: Run, words: Sequence[str]) -> str:
     """Return the command to type after `deepstack WORDS`, which trained this run.
 
-    It trains another scheme, or plots the study once that has a second scheme.
+    It trains another scheme, or plots the study once that has a second scheme, or after --extend,
+    which changes no scheme.
     """
     scheme, study = run.get("model.scheme"), run.path.parent
     # The name of a run's folder begins with its scheme: scheme-d48-s0-398b60.
     others = [path.name for path in visible_folders(study) if path.name.count("-") >= 3]
-    if any(not name.startswith(f"{scheme}-") for name in others) or run.get("model.scheme_options"):
+    is_one_scheme = all(name.startswith(f"{scheme}-") for name in others)
+    is_extended = any(word.startswith("--extend") for word in words)
+    if not is_one_scheme or is_extended or run.get("model.scheme_options"):
         return shlex.join(["deepstack", "plot", str(study)])
     other = next(name for name in COMPARED_WITH if name != scheme)
     unchanged = [word for word in words if not word.startswith("model.scheme=")]

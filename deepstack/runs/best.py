@@ -111,8 +111,9 @@ class Best:
 
     @property
     def is_judged(self) -> bool:
-        """Whether each seed has an outcome: it diverged, or its loss is compared with chance."""
-        return bool(self.by_seed) and all(one.outcome for one in self.by_seed.values())
+        """Whether each seed has diverged or has a loss, and there is a loss to compare it with."""
+        ends = self.by_seed.values()
+        return all(one.outcome for one in ends) and any(one.floor is not None for one in ends)
 
     @property
     def losses(self) -> dict[int, float] | None:

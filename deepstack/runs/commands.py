@@ -147,7 +147,8 @@ def command_with(
     """
     words = ["deepstack", "sweep" if is_sweep else "train", show(file)]
     words += [f"{key}={','.join(map(one_line, each))}" for key, each in lists.items()]
-    study, out = run.path.parent, run.path.parent.parent
+    study = Path(os.path.abspath(run.path)).parent  # "." has no name
+    out = study.parent
     out = out.parent if is_published(out) else out  # no command writes there
     words += ["--study", study.name, "--out", show(out)]
     for plugin in run.meta.get("plugins") or []:

@@ -165,12 +165,18 @@ def load_trained(
 def missing_weights(folder: RunFolder) -> str:
     """Return why a run has no weights to load, and the command that trains it with weights."""
     state = folder.read_status().get("state", "interrupted")
-    again = f"deepstack train {shlex.quote(str(folder.config_path))}"
-    if state == "done" and not conf.load_config(folder.config_path).runtime.keep_final_weights:
-        why, again = "kept no weights", f"{again} runtime.keep_final_weights=true"
-        why += " (runtime.keep_final_weights=false)"
-    else:
-        why = f"has no whole checkpoint to load (its run is {state})"
+    config = conf.load_config(folder.config_path)
+    changes, why = [], f"has no whole checkpoint to load (its run is {state})"
+    if config.train.steps == 0:
+        changes, why = ["train.steps=100"], "made no steps, after which weights are kept"
+    elif state == "diverged":
+        changes = ["train.keep_weights=log"]
+        why = "has diverged; weights from before can be kept"
+    if not config.runtime.keep_final_weights and state != "diverged":
+        changes.append("runtime.keep_final_weights=true")
+        if state == "done" and config.train.steps:
+            why = "kept no weights (runtime.keep_final_weights=false)"
+    again = " ".join(["deepstack train", shlex.quote(str(folder.config_path)), *changes])
     return f"{folder.path} {why}; to train it again: {again} --study NAME"
 
 

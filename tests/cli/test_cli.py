@@ -215,6 +215,8 @@ def test_a_run_is_described_and_a_sweep_by_depth() -> None:
 def test_train_names_another_scheme_and_then_the_charts(run: Path, tmp_path: Path) -> None:
     words, one = ["train", "quick", "model.scheme=deepnorm"], Run(run)
     assert next_command(one, words) == "deepstack train quick model.scheme=post_ln"
+    extended = ["train", str(run), "--extend", "20"]  # no other setting may change
+    assert next_command(one, extended) == f"deepstack plot {run.parent}"
     other = ["train", QUICK, *TINY, "model.scheme=post_ln", "--out", tmp_path]
     shown = typed(*other)
     assert "validation loss" in shown.stderr and "unigram" in shown.stderr

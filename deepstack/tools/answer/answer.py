@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deepstack.base import NothingMatchedError
+from deepstack.base import NothingMatchedError, counted
 from deepstack.plots import CHARTS, AnyRuns, Chart, render, runs_of, save, try_chart
 from deepstack.records import ENDED, files
-from deepstack.runs import TASK, Runs, Where, growth_sentence, growths_of, of_one_validation
+from deepstack.runs import (
+    TASK,
+    Runs,
+    Where,
+    growth_sentence,
+    growths_of,
+    of_one_validation,
+    path_of,
+)
 from deepstack.tools.answer import pages
 from deepstack.tools.answer.content import PAPER, Content
 from deepstack.tools.answer.found import MOST_NAMES
@@ -124,13 +134,25 @@ def answer(
     found = find(
         readable.results.values(), comparable=comparable, looks=looks_at(readable.by_study)
     )
-    growths = map(growth_sentence, growths_of(readable)[:MOST_NAMES])
+    ended = readable.keep(lambda run: run.state in ENDED)
+    growths = map(growth_sentence, growths_of(ended)[:MOST_NAMES])
     found = replace(found, details=(*found.details, *growths))
     if found.better and (size := size_sentence(readable)):
         found = replace(found, sure=(*found.sure, size))
     name, chart = figure_of(readable, found.kind)
-    left_out = (*(f"run {run.name} is left out: {wrong}" for run, wrong in damage.items()), *other)
-    return Answer(readable, " ".join(question.split()), found, name, chart, left_out)
+    left_out = [f"run {run.name} is left out: {wrong}" for run, wrong in damage.items()]
+    left_out += [*other, *unfinished(readable)]
+    return Answer(readable, " ".join(question.split()), found, name, chart, tuple(left_out))
+
+
+def unfinished(runs: Runs) -> list[str]:
+    """Return a sentence on the runs without a result of each state, and what shows their errors."""
+    states = Counter(run.state for run in runs if run.state not in ENDED)
+    studies = shlex.join(path_of(study) for study in runs.by_study)
+    return [
+        f"{counted('{} runs', number)} left out: {state.replace('_', ' ')} (deepstack ls {studies})"
+        for state, number in states.items()
+    ]
 
 
 def figure_of(runs: Runs, kind: str) -> tuple[str, Chart | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -94,5 +95,5 @@ def share_text(learnt: int, seeds: int) -> str | None:
     verb, would = ("learned", "would") if learnt else ("did not learn", "would not")
     return (
         f"Where {seeds} of {seeds} seeds {verb}, with 95 % confidence more than "
-        f"{100 * share:.0f} % of all seeds {would}."
+        f"{math.floor(100 * share)} % of all seeds {would}."
     )

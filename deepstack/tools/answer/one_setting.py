@@ -23,7 +23,7 @@ def about_one(cell: Best, looks: Looks = FIXED) -> Found:
     name = f"{cell.label} with {cell.depth} layers" if cell.depth else cell.label
     if cell.is_chosen:
         name += f", at its best rate ({cell.value_text}),"
-    sure = list(filter(None, [share_text(cell.learnt, cell.seeds)]))
+    sure = list(filter(None, [share_text(cell.learnt, cell.seeds)])) if cell.is_judged else []
     more, few = None, cell.seeds < LEAST_SEEDS
     if few:
         more = More([cell], LEAST_SEEDS - cell.seeds, "would give an interval")

@@ -139,11 +139,17 @@ def about_gap(gap: Gap, is_chosen: bool, schemes: str) -> Found:
 def divergences(cells: Sequence[Best]) -> str:
     """Return ': candidate diverges in 1 of 3 seeds' for cells whose losses have no mean, or ''."""
     parts = [
-        f"{cell.label} diverges in {number} of {counted('{} seeds', cell.seeds)}"
+        f"{cell.label} diverges{depth_text(cell, cells)} in {number} of "
+        f"{counted('{} seeds', cell.seeds)}"
         for cell in cells
         if (number := sum(one.state == "diverged" for one in cell.by_seed.values()))
     ]
     return f": {joined(parts)}" if 0 < len(parts) <= MOST_NAMES else ""
+
+
+def depth_text(cell: Best, cells: Sequence[Best]) -> str:
+    """Return ' at N = 4' where these cells have several depths, else ''."""
+    return f" at N = {cell.depth}" if len({one.depth for one in cells}) > 1 else ""
 
 
 def compared_cells(

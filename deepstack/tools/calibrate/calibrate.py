@@ -19,7 +19,6 @@ from deepstack.sweeps import MEASURE_ONLY, CellProgress, sweep
 from deepstack.tools.calibrate.exponents import (
     HEAD,
     DepthExponents,
-    interpolated_factors,
 )
 
 DEPTHS = (6, 12, 24, 48, 96)
@@ -61,7 +60,7 @@ class Calibration(DepthExponents):
         update at `train.base_depth`.
         """
         train = self.config.train
-        factors = interpolated_factors(self.updates, min(self.steps), depth, train.base_depth)
+        factors = self.factors_between(depth, train.base_depth)
         products = {role: round(train.lr_factor(role) * f, 6) for role, f in factors.items()}
         changes = {"model.depth": depth, "train.lr_factors": train.lr_factors | products}
         return conf.with_overrides(self.config, changes)

@@ -93,11 +93,35 @@ class DepthExponents:
     @cached_property
     def exponents(self) -> dict[str, float]:
         """The exponent of each role: at the first step at which it moves F."""
-        first: dict[str, float] = {}
+        rows = self.first_rows
+        return {role: row.exponent for role, row in rows.items() if row.exponent is not None}
+
+    @property
+    def first_rows(self) -> dict[str, RoleExponent]:
+        """The row of each role at the first step at which it moves F."""
+        first: dict[str, RoleExponent] = {}
         for row in self.rows:
             if row.role != TOGETHER and row.exponent is not None:
-                first.setdefault(row.role, row.exponent)
+                first.setdefault(row.role, row)
         return first
+
+    def factors_between(self, depth: int, base: int) -> dict[str, float]:
+        """Return factors on the roles' rates at `depth` that give each its update at depth `base`.
+
+        Each is interpolated between the depths of the runs from which the role's exponent comes.
+        """
+        runs = {"initial": self.before, "alone": self.alone, "current": self.second}
+        tables = {origin: role_updates(runs[origin]) for origin in self.origins}
+        factors: dict[str, float] = {}
+        for role, row in self.first_rows.items():
+            found = interpolated_factors(tables[row.origin], row.step, depth, base)
+            factors |= {role: found[role]} if role in found else {}
+        return factors
+
+    @property
+    def origins(self) -> set[str]:
+        """Where the exponents of the roles come from, see RoleExponent."""
+        return {row.origin for row in self.first_rows.values()}
 
     @property
     def unmoved(self) -> list[str]:

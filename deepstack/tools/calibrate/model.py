@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from deepstack.base import ConfigError
 from deepstack.records import Run
-from deepstack.tools.calibrate.exponents import DepthExponents, interpolated_factors
+from deepstack.tools.calibrate.exponents import DepthExponents
 from deepstack.tools.probe import ExternalModel, Groups, Hidden, Probe, names_by_group
 
 Loss = Callable[[int], Tensor]
@@ -34,7 +34,7 @@ class ModelCalibration(DepthExponents):
         """
         base = self.depths[0]
         if interpolate:
-            return interpolated_factors(self.updates, min(self.steps), depth, base)
+            return self.factors_between(depth, base)
         return {name: (depth / base) ** -power for name, power in self.exponents.items()}
 
     def param_groups(

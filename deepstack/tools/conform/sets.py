@@ -55,6 +55,8 @@ def set_of(
     Raises ConfigError for an unknown set, a scheme that it lacks, and for other checks or another
     tolerance beside a set, which states its own.
     """
+    if not 0 < tolerance < 1:
+        raise ConfigError(f"tolerance: found {tolerance:g}; allowed a number above 0 and below 1")
     for one in checks:
         if one not in CHECKS:
             raise ConfigError(f"checks: {unknown('check', one, CHECKS)}")

@@ -1,5 +1,6 @@
 """`deepstack.coordinates`: the coordinate check of any PyTorch model; its assertion for tests."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -62,7 +63,7 @@ def coordinates(
         [numbers] if isinstance(numbers, int) else sorted(set(numbers))
         for numbers in (widths, depths, steps)
     )
-    refuse(rule, every, wide, deep, at)
+    refuse(rule, tolerance, every, wide, deep, at)
     user = load_source(source, batch=batch, loss=loss, optimizer=optimizer)
     sizes = list(dict.fromkeys([*((w, deep[0]) for w in wide), *((wide[0], d) for d in deep)]))
     threads = torch.get_num_threads()
@@ -106,9 +107,16 @@ def coordinates(
 
 
 def refuse(
-    rule: str, seeds: Sequence[int], widths: list[int], depths: list[int], steps: list[int]
+    rule: str,
+    tolerance: float,
+    seeds: Sequence[int],
+    widths: list[int],
+    depths: list[int],
+    steps: list[int],
 ) -> None:
-    """Raise ConfigError for an unknown rule, or numbers that give no exponent."""
+    """Raise ConfigError for an unknown rule, or numbers that give no exponent or no verdict."""
+    if not (math.isfinite(tolerance) and tolerance >= 0):
+        raise ConfigError(f"tolerance: found {tolerance:g}; allowed a finite number from 0 on")
     if rule not in RULES:
         raise ConfigError(f"rule: {unknown('rule', rule, RULES)}")
     if len(seeds) < LEAST_SEEDS:

@@ -61,7 +61,7 @@ class CommandCell(Cell):
     def config_text(self) -> str:
         """The content of config.yaml."""
         return conf.yaml_of(
-            config_of(self.label, self.command.text, self.file.metrics(), self.values)
+            config_of(self.label, self.command.text, self.file.environment, self.values)
         )
 
     def write_config(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import platform
+import shlex
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
@@ -49,16 +50,20 @@ LARGEST_SCRIPT = 2**20  # bytes of a file among the arguments whose sha256 is re
 
 
 def config_of(
-    label: str, command: str, metrics: Mapping[str, Any], values: Mapping[str, Any]
+    label: str, command: str, environment: Mapping[str, str], values: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the content of config.yaml: the settings of a run, nested by section.
 
     label: the setting's name; command: before its names have values.
+    environment: variables of the study; others of theirs make another setting.
     values: of the settings, by dotted key.
     """
     known: dict[str, Any] = {"seed": 0, "model.scheme": label, "model.depth": 0}
     known |= {"task.name": "unnamed"} | dict(values)
     known |= {"model.scheme_options.command": command}
+    if environment:
+        variables = shlex.join(f"{name}={value}" for name, value in environment.items())
+        known |= {"model.scheme_options.environment": variables}
     return nested(known)
 
 

@@ -192,7 +192,8 @@ class Probe:
     def evaluate(self, loss: Tensor | float) -> None:
         """Write the validation loss of the model after the last step to evals.csv.
 
-        Only process 0's is written.  Raises ConfigError for a second one of the same step.
+        Only process 0's is written.  A run whose last one is not finite has diverged.  Raises
+        ConfigError for a second one of the same step.
         """
         self._log("probe.evaluate", {"loss": loss})
 

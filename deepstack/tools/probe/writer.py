@@ -1,5 +1,6 @@
 """Writes the run folder of an external probe, and opens it again to go on from a step."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -46,6 +47,7 @@ class Writer:
         self.folder, self._stack = folder, stack.enter_context(ExitStack())
         self._stack.enter_context(folder.lock())
         self.records = LayerRecords(folder)
+        self._evaluated = 0, 0.0  # step and loss of the last evaluation of this process
 
     def begin(self, config: dict[str, Any], meta: dict[str, Any], columns: dict[str, Any]) -> None:
         """Write config, description and state of a new run; raise ConfigError if there is one."""
@@ -144,6 +146,8 @@ class Writer:
                 "allowed one row a step"
             )
         log.write({"step": step, **numbers})
+        if stem == "evals":
+            self._evaluated = step, numbers["loss"]
 
     def _stem(self, caller: str, names: tuple[str, ...]) -> str:
         """Return the stem of the log with these columns; raise ConfigError for a wrong name."""
@@ -178,6 +182,11 @@ class Writer:
         self.records.write()
         self.recorder.pause()
 
+    def _last_evaluation(self) -> Divergence | None:
+        """Return the divergence of a run whose last validation loss is not finite, or None."""
+        step, loss = self._evaluated
+        return None if math.isfinite(loss) else Divergence(step, "val_loss", loss)
+
     def end(self, at: int, error: BaseException | None) -> None:
         """Write the rest and how the run has ended.  Raises ChangedLogError for a changed log."""
         folder = self.folder
@@ -188,7 +197,7 @@ class Writer:
             write_end(folder, "failed", at, error=str(changed))
             raise
         self.records.write()
-        if (divergence := self.recorder.divergence) is not None:
+        if (divergence := self.recorder.divergence or self._last_evaluation()) is not None:
             write_end(folder, "diverged", divergence.step, logs=sums, **divergence.facts())
         elif error is None:
             write_end(folder, "done", at, logs=sums)

@@ -41,6 +41,28 @@ def schemes_study(root: Path) -> Path:
     return root / "s"
 
 
+def test_runs_without_a_result_are_named_and_give_no_exponent(tmp_path: Path) -> None:
+    study = schemes_study(tmp_path)
+    for seed in range(3):
+        failed: Any = {"seed": seed, "state": "failed", "config": SETTINGS}
+        make_run(study, scheme="deepnorm", depth=200, **failed)
+    answer = deepstack.answer(study)
+    assert answer.left_out == (f"3 runs left out: failed (deepstack ls {study})",)
+    assert not [line for line in answer.found.details if "200" in line]
+    assert any("N = 6 to 48" in line or "6 and 48" in line for line in answer.found.details)
+
+
+def test_a_trainer_without_a_loss_to_compare_with_has_learned_nothing_and_failed_nothing(
+    tmp_path: Path,
+) -> None:
+    for seed, state in enumerate(("done", "diverged", "done")):
+        ends: Any = {"seed": seed, "state": state, "references": {}, "config": SETTINGS}
+        make_run(tmp_path / "s", **ends)
+    answer = deepstack.answer(tmp_path / "s")
+    assert "diverges in 1 of 3 seeds" in answer.sentence
+    assert not [line for line in answer.found.sure if "learn" in line]
+
+
 def test_seeds_that_change_nothing_show_no_difference(tmp_path: Path) -> None:
     """Three seeds of a trainer that ignores them are one observation."""
     for scheme, loss in (("deepnorm", 2.5), ("post_ln", 2.6)):

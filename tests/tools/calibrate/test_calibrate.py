@@ -71,6 +71,10 @@ def test_rezero_s_matrices_are_calibrated_once_its_gates_have_moved(tmp_path: Pa
     assert all(abs(after[role]) < 0.06 for role in (*MATRICES, "scheme"))
     assert {row.origin for row in measured.rows_after} == {"current"}
     assert not measured.unmoved
+    factors, base = measured.interpolated(16).train.lr_factors, config.train.base_depth
+    assert {*MATRICES, "bias"} < {*factors}
+    for role, power in measured.exponents.items():  # between two depths: the power itself
+        assert factors[role] == pytest.approx((base / 16) ** power, rel=1e-4), role
 
 
 @measures_parts

@@ -108,7 +108,7 @@ def test_the_effect_of_another_start_is_measured_from_that_start(
     compare_at(monkeypatch, 2)
     fault = "beta upside down"
     effect = found("deepnorm", block("deepnorm", fault), "start").effect
-    [ratio] = re.findall(r"gradient of x_0 × ([\d.e-]+);", effect)
+    [ratio] = re.findall(r"gradient of x_0 × ([\d.e-]+) ± [\d.e-]+;", effect)
     right, wrong = (
         slope(block("deepnorm", each).build(96, D, HEADS, D_FF).double()) for each in ("", fault)
     )

@@ -27,7 +27,7 @@ def begun(path: Path, values: dict[str, Any], *, keep: bool = False) -> RunFolde
     folder = RunFolder(path)
     path.mkdir(parents=True, exist_ok=True)
     metrics = {"metric": METRIC, "loss": None}
-    config = yaml_of(config_of("own", "own.py", metrics, values))
+    config = yaml_of(config_of("own", "own.py", {}, values))
     meta = {"created": "now", "git": {}, "trainer": metrics}
     begin(folder, config, meta, columns_of("own"), keep=keep)
     (path / "output.txt").write_text("val 2.5\n")
@@ -40,8 +40,10 @@ def test_runs_of_other_variables_are_others(tmp_path: Path) -> None:
     for more in ("", "environment: {A: 1}\n", "environment: {A: 2}\n"):
         (tmp_path / "study.yaml").write_text(text + more)
         file = load_commands(tmp_path / "study.yaml")
-        names += [cell.folder.name for cell in plan_cells(file, file.study, tmp_path)]
-    assert len(set(names)) == len(names) == 3
+        (cell,) = plan_cells(file, file.study, tmp_path)
+        names.append((cell.folder.name, cell.config_text))
+    for column in zip(*names, strict=True):
+        assert len(set(column)) == 3, "compare would take two of them for one setting"
 
 
 @pytest.mark.parametrize("keep", [False, True])

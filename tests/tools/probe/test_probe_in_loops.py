@@ -122,6 +122,22 @@ def test_a_run_that_diverged_stays_as_it_is(tmp_path: Path) -> None:
     assert len(probe.run.steps) == 2 and len(probe.run.log("logged")) == 1
 
 
+@pytest.mark.parametrize(("last", "state"), [(float("nan"), "diverged"), (2.0, "done")])
+def test_a_run_whose_last_evaluation_is_nan_has_diverged(
+    last: float, state: str, tmp_path: Path
+) -> None:
+    """As a run of a command; else its setting would win by the other seeds."""
+    model = encoder(1)
+    with deepstack.probe(model, batch_of(0), adamw(model), out=tmp_path / "run") as probe:
+        for step, loss in ((1, float("nan") if state == "done" else 2.0), (2, last)):
+            model(batch_of(step)).square().mean().backward()
+            probe.optimizer.step()
+            probe.step(1.0)
+            probe.evaluate(loss)
+    assert probe.run.state == state
+    assert probe.run.status.get("quantity") == ("val_loss" if state == "diverged" else None)
+
+
 def test_mistakes_with_states_and_values_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "run"
     model = encoder(1)
