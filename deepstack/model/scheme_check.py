@@ -23,6 +23,7 @@ from deepstack.schemes import (
 
 WIDEST = 1024  # beyond it even two layers take long
 TOKENS = 5  # of two sequences, at most
+ROUNDING = 1e-4  # of the largest number of F
 
 
 def check_scheme(config: conf.Config) -> None:
@@ -30,7 +31,8 @@ def check_scheme(config: conf.Config) -> None:
 
     Raises PluginError for a norm without roles or of another shape.  Raises it too if the scheme
     returns a value other than a stream, (batch, seq, d_model), or changes in place x or the G(x) of
-    a sublayer, which other code reads.  Torch's random state is restored.
+    a sublayer, which other code reads, and if norm or scheme let a position of a decoder read later
+    ones.  Torch's random state is restored.
     """
     check_roles(norm_maker(config.model)(config.model.d_model))
     for scheme in stack_schemes(config).values():
@@ -51,9 +53,12 @@ def check_scheme(config: conf.Config) -> None:
         norms = (one for one in model.modules() if isinstance(one, StackNorm))
         if first := next(norms, None):
             check_norm(first, x[..., : first.shape[0]])  # some are of one head
-        for stack in model.stacks.values():
+        for side, stack in model.stacks.items():
             memory = model.first_memory(torch.zeros(2, tokens, dtype=torch.int64))
-            check_layer(stack, x.clone(), x.clone() if memory is None else memory)
+            memory = x.clone() if memory is None else memory
+            check_layer(stack, x.clone(), memory)
+            if side == "decoder":
+                check_order(stack, x, memory)
 
 
 def shallow(config: conf.Config) -> conf.Config:
@@ -106,6 +111,21 @@ def check_layer(stack: Stack, x: Tensor, memory: Tensor) -> None:
             f"which the backward pass and the measurements read; write {changed} + …"
         )
     refuse_no_stream(scheme, "leave", stack.leave(left), x)
+
+
+def check_order(stack: Stack, x: Tensor, memory: Tensor) -> None:
+    """Raise PluginError if a position of a decoder reads a later one, which is what it predicts."""
+    other = x.clone()
+    other[:, -1] += 1.0
+    reads_memory = any(any(layer.readers) for layer in stack.layers)
+    before, after = (stack(one, memory if reads_memory else None)[:, :-1] for one in (x, other))
+    if float((after - before).abs().max()) > ROUNDING * float(before.abs().max()):
+        scheme = type(stack.schemes[0])
+        name = "layer" if scheme.joins_sublayers else "residual"
+        raise PluginError(
+            f"{defined_at(scheme, name)}a position of the decoder reads later ones, which it is to "
+            "predict; allowed in a decoder: values of the same position and of those before it"
+        )
 
 
 def refuse_no_stream(scheme: Scheme, method: str, found: Any, x: Tensor) -> Any:

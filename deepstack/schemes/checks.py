@@ -174,9 +174,20 @@ def check_roles(norm: Any) -> None:
 
 
 def check_norm(norm: Any, z: Tensor) -> None:
-    """Raise PluginError unless a norm's output for z is a tensor like z."""
+    """Raise PluginError unless a norm's output for z is a tensor like z, token by token.
+
+    z: (batch, seq, width).
+    """
     found = norm(z)
     if isinstance(found, Tensor) and found.shape == z.shape and found.dtype == z.dtype:
+        other = z.clone()
+        other[:, -1] += 1.0
+        change = (norm(other) - found)[:, :-1].abs().amax(dim=(0, 1, 2)) if z.shape[1] > 1 else 0.0
+        if norm.by_token and float(change) > 1e-4 * float(found.abs().max()):
+            raise PluginError(
+                f"the norm {norm.name}: {place_of(type(norm).forward)}a token's output depends on "
+                "other tokens; add by_token = False to the class, and a decoder refuses it"
+            )
         return
     text = "None, as without `return`" if found is None else type(found).__name__
     if isinstance(found, Tensor):

@@ -212,6 +212,38 @@ def test_a_file_with_a_mistake(
     assert not list(tmp_path.rglob("status.json")) and not Path("results").exists()
 
 
+def accepted(file: Path, text: str, *words: object) -> None:
+    """Train with a plugin, which must not be refused."""
+    file.write_text(text)
+    succeed("train", QUICK, *TINY, *words, "--plugin", file, "-q", "--out", file.parent / "r")
+
+
+def test_a_decoder_refuses_a_scheme_that_reads_later_positions(tmp_path: Path) -> None:
+    leaky = FIRST + indent(RESIDUAL + "return norm(x + G(x) + x.roll(-1, 1))", "    ")
+    found = said(tmp_path / "own.py", leaky, "model.scheme=own", "model.family=decoder")
+    assert "own.py:7: a position of the decoder reads later ones" in found
+    text = leaky.replace('"own"', '"two"').replace("Own", "Two")
+    accepted(tmp_path / "encoder.py", text, "model.scheme=two")
+    text = leaky.replace('"own"', '"three"').replace("Own", "Three")
+    text = text.replace("x.roll(-1, 1)", "torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]")
+    accepted(tmp_path / "earlier.py", text, "model.scheme=three", "model.family=decoder")
+
+
+def test_a_norm_over_tokens_says_so(tmp_path: Path) -> None:
+    text = dedent('''
+        from deepstack.schemes import StackNorm
+
+        class Own(StackNorm, name="own_norm", static=True):
+            """N(z) = z - mean over tokens."""
+            def forward(self, z):
+                return self.scaled(z - z.mean(1, keepdim=True))
+    ''')
+    found = said(tmp_path / "own.py", text, "model.norm.kind=own_norm")
+    assert "own.py:6: a token's output depends on other tokens; add by_token = False" in found
+    text = text.replace("    def f", "    by_token = False\n    def f").replace("own_norm", "other")
+    accepted(tmp_path / "other.py", text, "model.norm.kind=other")
+
+
 def test_a_diagnostic_that_changes_what_others_read_or_fails(tmp_path: Path) -> None:
     text = dedent('''
         from deepstack.diagnostics import diagnostic

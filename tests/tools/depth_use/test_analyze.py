@@ -106,7 +106,9 @@ def test_refusals_name_the_remedy(trained: Run, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="batches: found 0; allowed 1 or more"):
         analyze_run(trained.path, batches=0)
     diverged = deepstack.train(small(train__max_loss=1e-3), study="runs", out=tmp_path)
-    with pytest.raises(NothingMatchedError, match="has diverged; .* train.keep_weights=log --study"):
+    with pytest.raises(
+        NothingMatchedError, match="has diverged; .* train.keep_weights=log --study"
+    ):
         analyze_run(diverged.path)
     whole = deepstack.train(small(train__steps=1), study="runs", out=tmp_path)
     printed = typed("analyze", tmp_path / "runs", "--what", "swap", "--json")
