@@ -197,7 +197,7 @@ ROWS = (
     ),
     (
         "a_rate_of_falling_modules_alone", "tools/coordinates",
-        'is_twice = row.over == "width" and bool(ends) and max(ends) - typical > TWICE',
+        'is_twice = row.over == "width" and grows_twice(of_output, before)',
         'is_twice = row.over == "width"',
         "tools/coordinates/test_exponents.py"
         "::test_steps_that_grow_together_have_one_cause",

@@ -111,8 +111,62 @@ ROWS = (
         "::test_the_rival_is_the_setting_whose_interval_reaches_furthest_down",
     ),
     (
+        "variables_make_no_setting", "tools/own_trainer",
+        "    if environment:\n        variables", "    if not environment:\n        variables",
+        "tools/own_trainer/test_records_of_commands.py::test_runs_of_other_variables_are_others",
+    ),
+    (
+        "a_nan_of_the_last_evaluation_is_done", "tools/probe",
+        "return None if math.isfinite(loss) else Divergence(", "return None and Divergence(",
+        "tools/probe/test_probe_in_loops.py"
+        "::test_a_run_whose_last_evaluation_is_nan_has_diverged",
+    ),
+    (
+        "nothing_to_compare_with_is_judged", "runs",
+        "and any(one.floor is not None for one in ends)", "and bool(ends)",
+        "tools/answer/test_answer_page.py"
+        "::test_a_trainer_without_a_loss_to_compare_with_has_learned_nothing_and_failed_nothing",
+    ),
+    (
+        "failed_runs_have_exponents", "tools/answer",
+        "growths_of(ended)[:MOST_NAMES]", "growths_of(readable)[:MOST_NAMES]",
+        "tools/answer/test_answer_page.py"
+        "::test_runs_without_a_result_are_named_and_give_no_exponent",
+    ),
+    (
+        "the_best_rate_costs_its_interpolation", "tools/transfer",
+        "least = float(y.min()) if lowest is None else lowest[1]", "least = float(y.min())",
+        "tools/transfer/test_transfer.py"
+        "::test_a_rate_between_two_tried_costs_what_its_curve_says",
+    ),
+    (
+        "a_failing_rate_wins_by_its_mean", "tools/transfer",
+        "wrongly = share > winning[0] and mean < winning[1]", "wrongly = False",
+        "tools/transfer/test_transfer.py"
+        "::test_a_rate_at_which_a_seed_does_not_learn_does_not_win_by_its_mean",
+    ),
+    (
+        "losses_of_a_search_are_margins", "tools/refine",
+        "losses = [one.final_loss for one in ends_of(runs)]",
+        "losses = [one.final_loss - (one.floor or 0) for one in ends_of(runs)]",
+        "tools/refine/test_refine.py"
+        "::test_the_losses_are_those_of_the_runs_and_no_rule_sets_the_value",
+    ),
+    (
+        "one_shared_seed_is_mixed_with_others", "tools/laws",
+        "    if seeds:\n        by_seed", "    if len(seeds) > 1:\n        by_seed",
+        "tools/laws/test_laws.py::test_the_seed_that_all_depths_share_makes_the_law",
+    ),
+    (
+        "a_decoder_may_read_later_positions", "model",
+        'if side == "decoder":', 'if side == "none":',
+        "plugins/test_plugin_mistakes.py"
+        "::test_a_decoder_refuses_a_scheme_that_reads_later_positions",
+    ),
+    (
         "the_rival_has_the_second_best_mean", "runs",
-        "nearest = min(others, key=lambda i: round(gaps[i].low, DIGITS))", "nearest = others[0]",
+        "unknown[0] if unknown else min(gaps, key=lambda i: round(gaps[i].low, DIGITS))",
+        "[*unknown, *gaps][0]",
         "tools/answer/test_compared_settings.py"
         "::test_the_rival_is_the_setting_whose_interval_reaches_furthest_down",
     ),

@@ -33,8 +33,9 @@ from deepstack.tools.answer.rates import movement
 
 T_TEST = (
     "The interval is Student's t over the differences of runs with equal seeds: if these are "
-    "normal, its false-positive rate is 5 %. With rare bad seeds or a long tail in one setting the "
-    "rate is up to 25 % (docs/answer.md)."
+    "normal, and their number was fixed before the first look, its false-positive rate is 5 %. A "
+    "second look with more seeds raises it: judge by the new seeds alone, or let --until add "
+    "them. With rare bad seeds or a long tail in one setting it is up to 25 % (docs/answer.md)."
 )
 EACH_RATE = (
     "The best rate of a setting has to beat each rate of the others, and a setting's rates share "
@@ -234,7 +235,7 @@ def pattern_clause(
     if len(whole) == len(depths):
         return f"{who} {verb} at every depth"
     if len(none) == len(depths):
-        return f"{who} {verb} at no depth"
+        return f"{who} {'has' if len(names) == 1 else 'have'} learned at no depth"
     parts = [f"at {depths_text(whole)}"] if whole else []
     parts += [f"in {learnt} of {seeds} seeds at N = {depth}" for depth, learnt, seeds in some]
     if none and not parts:

@@ -52,14 +52,15 @@ def test_runs_without_a_result_are_named_and_give_no_exponent(tmp_path: Path) ->
     assert any("N = 6 to 48" in line or "6 and 48" in line for line in answer.found.details)
 
 
+@pytest.mark.parametrize("other", ["done", "diverged"])
 def test_a_trainer_without_a_loss_to_compare_with_has_learned_nothing_and_failed_nothing(
-    tmp_path: Path,
+    other: str, tmp_path: Path
 ) -> None:
-    for seed, state in enumerate(("done", "diverged", "done")):
+    for seed, state in enumerate((other, "diverged", other)):
         ends: Any = {"seed": seed, "state": state, "references": {}, "config": SETTINGS}
         make_run(tmp_path / "s", **ends)
     answer = deepstack.answer(tmp_path / "s")
-    assert "diverges in 1 of 3 seeds" in answer.sentence
+    assert f"diverges in {3 if other == 'diverged' else 1} of 3 seeds" in answer.sentence
     assert not [line for line in answer.found.sure if "learn" in line]
 
 

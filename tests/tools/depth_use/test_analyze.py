@@ -107,7 +107,7 @@ def test_refusals_name_the_remedy(trained: Run, tmp_path: Path) -> None:
         analyze_run(trained.path, batches=0)
     diverged = deepstack.train(small(train__max_loss=1e-3), study="runs", out=tmp_path)
     with pytest.raises(
-        NothingMatchedError, match="has diverged; .* train.keep_weights=log --study"
+        NothingMatchedError, match=r"has diverged; .* train\.keep_weights=log --study"
     ):
         analyze_run(diverged.path)
     whole = deepstack.train(small(train__steps=1), study="runs", out=tmp_path)

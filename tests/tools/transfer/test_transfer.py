@@ -38,6 +38,8 @@ def test_the_exponent_and_the_cost_of_the_shallow_rate() -> None:
 
 def test_a_rate_between_two_tried_costs_what_its_curve_says() -> None:
     """Linear interpolation would let the best rate itself cost 0.12 here."""
+    other = transfer(parabolas(lambda n, s: 0.032 * 2 ** (1.4 if n == 96 else 0.4)), draws=5)
+    assert other.costs[96] and other.costs[96].value == pytest.approx(math.log(2) ** 2, abs=1e-9)
     result = transfer(parabolas(lambda n, s: 0.032 * 2**0.4), draws=5)
     assert [cost and cost.value for cost in result.costs.values()] == pytest.approx(
         [0] * 3, abs=1e-9
