@@ -58,6 +58,11 @@ class SweepTraining:
     out_of_time: bool = False
     left: int = 0
 
+    @property
+    def interruption(self) -> str:
+        """The message after a signal."""
+        return "interrupted, saved; repeat the command to continue"
+
     def into(self, name: str) -> SweepTraining:
         """Return the training of another study, which shares limits and signals."""
         order = dataclasses.replace(self.order, name=name)
@@ -161,8 +166,7 @@ class SweepTraining:
                 f"to run them again: --retry {','.join(sorted({c.state for c in skipped}))}"
             )
         if self.signals.signal is not None:
-            text = "interrupted, saved; repeat the command to continue"
-            raise Interrupted(text, self.signals.signal)
+            raise Interrupted(self.interruption, self.signals.signal)
         if self.out_of_time:
             log("--max-hours are over; repeat the command to continue")
         if any(entry.state not in ("done", "diverged") for entry in progress):

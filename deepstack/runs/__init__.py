@@ -14,6 +14,7 @@ from deepstack.runs.captions import means_note as means_note
 from deepstack.runs.captions import shared_settings as shared_settings
 from deepstack.runs.captions import sides_note as sides_note
 from deepstack.runs.captions import title_of as title_of
+from deepstack.runs.captions import versions_notes as versions_notes
 from deepstack.runs.cells import Cell as Cell
 from deepstack.runs.cells import cells_of as cells_of
 from deepstack.runs.cells import has_result as has_result

@@ -145,6 +145,21 @@ def shared_settings(runs: Sequence[Run]) -> dict[str, Any]:
     return nested({k: v for k, v in settings if k not in differing and is_of_experiment(k)})
 
 
+def versions_notes(runs: Iterable[Run]) -> list[str]:
+    """Return a note for each script of the user's that runs had in several versions."""
+    versions: dict[str, set[str]] = {}
+    for run in runs:
+        trainer = run.meta.get("trainer")
+        files = trainer.get("files") if isinstance(trainer, dict) else None
+        for name, digest in files.items() if isinstance(files, dict) else ():
+            versions.setdefault(name, set()).add(str(digest))
+    return [
+        f"the runs had {len(digests)} versions of {name}, whose losses are compared here"
+        for name, digests in versions.items()
+        if len(digests) > 1
+    ]
+
+
 def hidden_note(runs: Runs) -> str:
     """Return a note on runs with the setting, depth and seed of another run, or ''."""
     keys = [DEPTH, SEED, *runs.varying]

@@ -16,7 +16,7 @@ from deepstack.config.key import Key
 from deepstack.config.write import one_line
 from deepstack.records import Run
 from deepstack.runs.best import Best
-from deepstack.runs.captions import depth_words, hidden_note
+from deepstack.runs.captions import depth_words, hidden_note, versions_notes
 from deepstack.runs.conditions import Where, is_equal, sort_rows
 from deepstack.runs.outcomes import result_of
 from deepstack.runs.runs import Runs, best_keys
@@ -150,6 +150,7 @@ def comparison_notes(runs: Runs) -> list[str]:
     lines = []
     if note := hidden_note(runs):
         lines.append(f"{note}; of your own loop: probe(…, seed=…) or probe(…, name=…)")
+    lines += versions_notes(runs)
     if mask_note(runs):
         lines.append("val_loss is over hidden tokens alone: the column val_loss_masked of ls")
     if any(run.get("model.start") for run in runs):

@@ -19,6 +19,7 @@ from deepstack.runs import (
     growths_of,
     of_one_validation,
     path_of,
+    versions_notes,
 )
 from deepstack.tools.answer import pages
 from deepstack.tools.answer.content import PAPER, Content
@@ -141,7 +142,7 @@ def answer(
         found = replace(found, sure=(*found.sure, size))
     name, chart = figure_of(readable, found.kind)
     left_out = [f"run {run.name} is left out: {wrong}" for run, wrong in damage.items()]
-    left_out += [*other, *unfinished(readable)]
+    left_out += [*other, *unfinished(readable), *versions_notes(readable)]
     return Answer(readable, " ".join(question.split()), found, name, chart, tuple(left_out))
 
 

@@ -89,6 +89,12 @@ class CommandTraining(SweepTraining):
     def may_start(self, progress: Sequence[CellProgress]) -> bool:
         return self.metric_watch is None or self.metric_watch.may_start(progress)
 
+    @property
+    def interruption(self) -> str:
+        """The message after a signal: a command without `resume` begins again."""
+        again = "interrupted; repeat the command to start again what has not ended"
+        return super().interruption if self.file.resume else again
+
     def into(self, name: str) -> CommandTraining:
         order = dataclasses.replace(self.order, name=name)
         return dataclasses.replace(self, order=order, ended={})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.command_line import refusal, succeed, typed
-from helpers.extensions import needs
+from helpers.extensions import has, needs
 
 import deepstack
 from deepstack.records import Run, find_runs, problems
@@ -90,6 +90,9 @@ def test_a_command_without_a_value_has_failed_and_a_changed_script_is_named(
     again = typed("sweep", study, "--out", out)
     assert again.exit_code == 0 and str(script) in again.stderr, again.stderr
     assert {run.state for run in find_runs(out)} == {"done"}
+    note = f"the runs had 2 versions of {script}, whose losses are compared here"
+    for command in ("compare", "answer") if has("answer") else ("compare",):
+        assert note in " ".join(typed(command, out / "study").stderr.split()), command
 
 
 def test_a_changed_output_is_found(place: Path, tmp_path: Path) -> None:
