@@ -57,6 +57,8 @@ def read_row(folder: RunFolder, name: str, state: str, steps: int | None) -> Run
     column, _ = compared_losses(row, {})
     loss = row.get(column)
     text = "" if loss is None else loss_text(row, folder.read_columns().get("references", {}))
+    if text and row.get("step", step) < step:
+        text += f" at step {row['step']:.0f}"
     path = folder.timing_path
     times = last_rows(path)[1] if state == "running" else []
     step_times = [logged_number(path, row[1]) for row in times if len(row) > 1 and row[1]]

@@ -31,7 +31,7 @@ from deepstack.tools.probe.model import (
 )
 from deepstack.tools.probe.order import StepOrder
 from deepstack.tools.probe.processes import processes_of
-from deepstack.tools.probe.writer import Writer
+from deepstack.tools.probe.writer import Writer, number
 from deepstack.training import is_due
 
 Interval = int | Literal["log"]
@@ -160,10 +160,11 @@ class Probe:
             that is not finite nothing more is written.  A gradient that is not finite is written as
             it is: torch.amp.GradScaler leaves out such a step.
 
-        Raises ConfigError outside of the context, if no parameter has a gradient, and at the second
-        call of a loop whose optimizer makes its step after it.
+        Raises ConfigError outside of the context, for a loss that is not a number, if no parameter
+        has a gradient, and at the second call of a loop whose optimizer makes its step after it.
         """
         self._refuse_outside("probe.step")
+        refuse_loss(loss)
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if not gradients:
             raise ConfigError(
@@ -375,3 +376,14 @@ def refuse_intervals(every: object, intervals: Mapping[str, object]) -> None:
     for key, interval in intervals.items():
         if interval != "log" and not (isinstance(interval, int) and interval >= 0):
             raise ConfigError(f"{key}: found {interval!r}; allowed an integer >= 0, or 'log'")
+
+
+def refuse_loss(loss: object) -> None:
+    """Raise ConfigError for a loss that is neither a number nor a tensor with one."""
+    if isinstance(loss, Tensor) and loss.numel() != 1:
+        raise ConfigError(
+            f"probe.step: found a loss of shape {tuple(loss.shape)}; allowed a number, or a tensor "
+            "with one, as of loss.mean()"
+        )
+    if not isinstance(loss, Tensor):
+        number("probe.step: loss", loss)

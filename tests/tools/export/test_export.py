@@ -99,4 +99,4 @@ def test_a_published_run_is_reported_as_without_weights(tmp_path: Path) -> None:
     run = train(config, out=tmp_path)
     assert run.state == "diverged" and len(run.steps) == 1  # the first step may diverge
     result = typed("export", run.path, "--to", tmp_path / "model")
-    assert result.exit_code == 7 and "its run is diverged" in result.stderr
+    assert result.exit_code == 7 and "has diverged; weights" in result.stderr

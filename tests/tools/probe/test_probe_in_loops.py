@@ -155,6 +155,8 @@ def test_mistakes_with_states_and_values_are_refused(tmp_path: Path) -> None:
             (lambda: probe.log(loss=1), "loss is a column of steps.csv"),
             (lambda: probe.log(**{"a,b": 1}), "found the name 'a,b'"),
             (lambda: probe.log(c="x"), "probe.log: c: found str; allowed a number"),
+            (lambda: probe.step(None), "probe.step: loss: found NoneType; allowed a number"),
+            (lambda: probe.step(torch.ones(2)), r"probe.step: found a loss of shape \(2,\); al"),
             (lambda: probe.load_state_dict(state), "inside of its context"),
         ):
             with pytest.raises(ConfigError, match=message):
