@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -74,5 +74,9 @@ def ratio(sizes: Sequence[tuple[Measures, Measures]], index: int) -> str:
     found = fmean(own) / fmean(other)
     if len(sizes) == 1:
         return f"× {found:.3g}"
-    spread = [stdev(numbers) / fmean(numbers) for numbers in (own, other) if fmean(numbers)]
+    spread = [
+        float(torch.tensor(numbers, dtype=torch.float64).std()) / fmean(numbers)
+        for numbers in (own, other)
+        if fmean(numbers)
+    ]
     return f"× {found:.3g} ± {found * math.hypot(*spread) / math.sqrt(len(sizes)):.1g}"
