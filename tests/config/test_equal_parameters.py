@@ -127,3 +127,14 @@ def test_a_sweep_says_the_widths_and_their_numbers(tmp_path: Path) -> None:
     checked = typed("check", "quick", "model.parameters=20000", "model.depth=2")
     width = conf.load_config("quick", ["model.parameters=20000", "model.depth=2"]).model.d_model
     assert f" {built({'depth': 2, 'n_heads': 1}, width):,}\n" in checked.stdout
+
+
+def test_one_number_of_parameters_is_checked_at_the_depths_of_the_sweep_alone() -> None:
+    """At 48 layers no width has 5,000; the file's own depth is not swept."""
+    text = "model: {depth: 48, d_model: 16, n_heads: 2}"
+    settings = ["model.depth=2,4", "model.parameters=5000"]
+    study = conf.parse_study(text, overrides=settings)
+    found = {one.model.depth: one.model.d_model for one in expand(study)}
+    assert found == {2: 14, 4: 10}
+    with pytest.raises(ConfigError, match="at 48 layers"):
+        expand(conf.parse_study(text, overrides=settings[1:]))

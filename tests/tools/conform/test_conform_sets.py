@@ -101,3 +101,9 @@ def test_a_set_lacks_later_schemes_and_has_no_removed_one() -> None:
         assert numbers == (("forward", "gradients", "start", "update"), (2, 7, 20), 1e-9, 1e-6)
     with pytest.raises(ConfigError, match="set 2026-12 lacks the scheme 'a_later_scheme'"):
         set_of("2026-12", "a_later_scheme")
+
+
+@pytest.mark.parametrize("tolerance", [float("nan"), float("inf"), -1.0, 0.0])
+def test_a_tolerance_that_judges_nothing_is_refused(tolerance: float) -> None:
+    with pytest.raises(ConfigError, match="allowed a number above 0 and below 1"):
+        set_of(None, "deepnorm", tolerance=tolerance)

@@ -128,6 +128,8 @@ def test_a_wrong_file_exits_2_with_the_line_to_type(text: str, words: str, tmp_p
         ({"widths": (32,), "rule": "mup"}, "µP is a rule for width alone"),
         ({"depths": (0, 4)}, "depths: found [0, 4]; allowed whole numbers from 1 on"),
         ({"steps": ()}, "steps: found []; allowed whole numbers from 1 on"),
+        ({"tolerance": float("nan")}, "tolerance: found nan; allowed a finite number from 0 on"),
+        ({"tolerance": -1.0}, "tolerance: found -1; allowed a finite number from 0 on"),
     ],
 )
 def test_sizes_that_give_no_exponent_are_refused(
