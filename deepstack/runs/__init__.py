@@ -23,6 +23,7 @@ from deepstack.runs.commands import is_of_deepstack as is_of_deepstack
 from deepstack.runs.commands import new_seeds as new_seeds
 from deepstack.runs.commands import path_of as path_of
 from deepstack.runs.commands import repeat_commands as repeat_commands
+from deepstack.runs.commands import study_digest as study_digest
 from deepstack.runs.commands import values_tried as values_tried
 from deepstack.runs.comparison import comparisons as comparisons
 from deepstack.runs.conditions import Where as Where

@@ -84,8 +84,10 @@ def caption_of(runs: Runs, depth_settings: Iterable[Key] = ()) -> list[str]:
         if key in hidden or key.startswith(NO_SETTING):
             continue
         if is_set or key in ALWAYS:
-            # A file is shown by its name, without its folder.
-            items.append(f"{Key(key).short} {value_text(value).rpartition('/')[2]}")
+            text = value_text(value)
+            if " " not in text:  # a file is shown by its name, without its folder
+                text = text.rpartition("/")[2]
+            items.append(f"{Key(key).short} {text}")
     items += [follows_depth(runs, key) for key in depth_settings]
     # A line may end after a comma; a name and its value stay together.
     return [re.sub("(?<!,) ", "\u00a0", item) for item in items]

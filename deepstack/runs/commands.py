@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from deepstack.base import yaml_reader
+from deepstack.base.allowed import RUN_NAME
 from deepstack.config.key import Key
 from deepstack.config.write import one_line
 from deepstack.records import Run, varying
@@ -16,6 +21,7 @@ from deepstack.runs.origin import START
 from deepstack.runs.series import determines, varying_settings
 from deepstack.runs.settings import LR, SCHEME, SEED, STEPS, order_of, setting_value, values_of
 
+LARGEST_STUDY = 2**20  # bytes of a study file
 MOST_SPLITS = 4  # settings by which runs are tried to be split into grids
 
 
@@ -100,6 +106,9 @@ def values_tried(runs: Sequence[Run], key: str) -> list[Any]:
 def commands_of(runs: Sequence[Run], other: Mapping[str, Sequence[Any]] | None = None) -> list[str]:
     """Return the command for a grid of runs, with other values of some settings."""
     first, other = runs[0], dict(other or {})
+    study = Path(os.path.abspath(first.path)).parent.name
+    if not re.fullmatch(RUN_NAME, study):  # of a renamed folder: no command may write there
+        return []
     if isinstance(known := first.meta.get("study_file"), dict):
         return command_of_file(runs, known, other)
     if not is_of_deepstack(first) or "command" not in first.meta:
@@ -112,20 +121,35 @@ def commands_of(runs: Sequence[Run], other: Mapping[str, Sequence[Any]] | None =
 def command_of_file(
     runs: Sequence[Run], known: Mapping[str, Any], other: Mapping[str, Sequence[Any]]
 ) -> list[str]:
-    """Return the command for a grid of runs of a study file; none where the file is gone.
+    """Return the command for a grid of runs of a study file; none where it is gone or was edited.
 
     It is typed in the folder of the first command, where the file's own commands find their files.
 
-    known: file, folder and settings, as meta.json has them.
+    known: file, folder, settings and digest, as meta.json has them.
     """
     place, file = (Path(str(known.get(name))) for name in ("folder", "file"))
-    if not (place.is_dir() and file.is_file()):
+    settings = known.get("settings")
+    if not (isinstance(settings, dict) and settings.keys() <= runs[0].flat_config.keys()):
         return []
-    lists = {**{key: values_tried(runs, key) for key in known.get("settings") or ()}, **other}
+    if not os.path.isdir(place) or study_digest(file) != known.get("digest"):
+        return []
+    lists = {**{key: values_tried(runs, key) for key in settings}, **other}
     if place.samefile(Path.cwd()):
         return [command_with(file, lists, runs[0], is_sweep=True)]
     command = command_with(file, lists, runs[0], is_sweep=True, show=os.path.abspath)
     return [f"cd {shlex.quote(os.fspath(place))} && {command}"]
+
+
+def study_digest(file: Path) -> str:
+    """Return the sha256 of a study file without its grid and name; '' where it cannot be read."""
+    if not os.path.isfile(file) or os.path.getsize(file) > LARGEST_STUDY:
+        return ""
+    tree, problems = yaml_reader.read(file.read_bytes(), "")
+    known = {
+        key: node.plain() for key, node in tree.section.items() if key not in ("sweep", "name")
+    }
+    text = json.dumps(known, sort_keys=True, default=str)
+    return "" if problems else hashlib.sha256(text.encode()).hexdigest()
 
 
 def path_of(path: Path) -> str:

@@ -5,6 +5,7 @@ from deepstack.schemes import hyper_connections as hyper_connections
 from deepstack.schemes.checks import check_norm as check_norm
 from deepstack.schemes.checks import check_roles as check_roles
 from deepstack.schemes.checks import defined_at as defined_at
+from deepstack.schemes.checks import reads_later as reads_later
 from deepstack.schemes.norms import NORMS as NORMS
 from deepstack.schemes.norms import BatchNorm as BatchNorm
 from deepstack.schemes.norms import LayerNorm as LayerNorm

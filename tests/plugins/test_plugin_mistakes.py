@@ -218,6 +218,21 @@ def accepted(file: Path, text: str, *words: object) -> None:
     succeed("train", QUICK, *TINY, *words, "--plugin", file, "-q", "--out", file.parent / "r")
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "x + G(norm(x + x.roll(-1, 1)))",  # a norm takes away what all features share
+        "x + G(norm(x - x.mean(1, keepdim=True)))",
+        "x + G(norm(x)) + norm(x).mean(1, keepdim=True)",
+        "x + G(norm(x)) + torch.cat([x[:, 2:3], torch.zeros_like(x[:, 1:])], 1)",
+    ],
+)
+def test_a_decoder_refuses_what_a_norm_hides(value: str, tmp_path: Path) -> None:
+    text = FIRST + indent(RESIDUAL + f"return {value}", "    ")
+    found = said(tmp_path / "own.py", text, "model.scheme=own", "model.family=decoder")
+    assert "own.py:7: a position of the decoder reads later ones" in found
+
+
 def test_a_decoder_refuses_a_scheme_that_reads_later_positions(tmp_path: Path) -> None:
     leaky = FIRST + indent(RESIDUAL + "return norm(x + G(x) + x.roll(-1, 1))", "    ")
     found = said(tmp_path / "own.py", leaky, "model.scheme=own", "model.family=decoder")
@@ -236,7 +251,8 @@ def test_a_norm_over_tokens_says_so(tmp_path: Path) -> None:
         class Own(StackNorm, name="own_norm", static=True):
             """N(z) = z - mean over tokens."""
             def forward(self, z):
-                return self.scaled(z - z.mean(1, keepdim=True))
+                y = z - z.mean(-1, keepdim=True)
+                return self.scaled(y - y.mean(1, keepdim=True))
     ''')
     found = said(tmp_path / "own.py", text, "model.norm.kind=own_norm")
     assert "own.py:6: a token's output depends on other tokens; add by_token = False" in found

@@ -1,5 +1,7 @@
 """The result of a comparison: its numbers, and the first disagreement in words."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +75,7 @@ class Report:
             groups.setdefault((row["check"], row["depth"]), []).append(row)
         table = []
         for (check, depth), rows in groups.items():
-            worst = max(rows, key=lambda row: row["difference"] / (row["allowed"] or 1e-300))
+            worst = max(rows, key=excess)
             named = {"check": check, "depth": depth, "compared": len(rows)}
             table.append(named | {key: worst[key] for key in ("of", "difference", "allowed")})
         return table
@@ -97,3 +99,9 @@ class Report:
             lines["beside"] = self.layout
         head = f"{self.block} does not compute {label}: {d.check} differs"
         return "\n".join([head, *(f"  {name:<12} {value}" for name, value in lines.items())])
+
+
+def excess(row: Mapping[str, Any]) -> float:
+    """Return a difference over the allowed one, infinite for one that is not a number."""
+    ratio = float(row["difference"] / (row["allowed"] or 1e-300))
+    return math.inf if math.isnan(ratio) else ratio

@@ -14,6 +14,7 @@ from deepstack import config as conf
 from deepstack.base import ConfigError, ResourceError, scalar
 from deepstack.config import DEPTH, SCHEME, SEED
 from deepstack.records import ENDED, Run, RunFolder
+from deepstack.runs import study_digest
 from deepstack.sweeps import Cell
 from deepstack.tools.own_trainer.command import RUN, Command
 from deepstack.tools.own_trainer.metric import read_metric
@@ -94,6 +95,7 @@ class CommandCell(Cell):
             "study_file": {
                 "file": os.path.abspath(self.file.path),
                 "folder": str(place),
+                "digest": study_digest(self.file.path),
                 "settings": {
                     key: self.values[key] for key in self.file.keys.values() if key in self.values
                 },

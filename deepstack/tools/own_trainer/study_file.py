@@ -263,7 +263,8 @@ class _Reader:
         """Return the grid with the lists that the command line gives."""
         for word in settings:
             try:
-                path, _ = parse_override(word)
+                key, equals, _ = word.partition("=")
+                path, _ = parse_override(f"{key}=0" if equals else word)
             except Problem as problem:
                 self.problems.append(problem)
                 continue

@@ -164,7 +164,7 @@ class Probe:
         has a gradient, and at the second call of a loop whose optimizer makes its step after it.
         """
         self._refuse_outside("probe.step")
-        refuse_loss(loss)
+        loss = loss_of(loss)
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if not gradients:
             raise ConfigError(
@@ -378,12 +378,13 @@ def refuse_intervals(every: object, intervals: Mapping[str, object]) -> None:
             raise ConfigError(f"{key}: found {interval!r}; allowed an integer >= 0, or 'log'")
 
 
-def refuse_loss(loss: object) -> None:
-    """Raise ConfigError for a loss that is neither a number nor a tensor with one."""
-    if isinstance(loss, Tensor) and loss.numel() != 1:
-        raise ConfigError(
-            f"probe.step: found a loss of shape {tuple(loss.shape)}; allowed a number, or a tensor "
-            "with one, as of loss.mean()"
-        )
+def loss_of(loss: Tensor | float) -> Tensor | float:
+    """Return a loss as a tensor with one real number, or as a number; else raise ConfigError."""
     if not isinstance(loss, Tensor):
-        number("probe.step: loss", loss)
+        return number("probe.step: loss", loss)
+    if loss.numel() != 1 or loss.is_complex():
+        raise ConfigError(
+            f"probe.step: found a loss of shape {tuple(loss.shape)} and {loss.dtype}; allowed a "
+            "number, or a tensor with one, as of loss.mean()"
+        )
+    return loss

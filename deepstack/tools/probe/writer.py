@@ -47,7 +47,6 @@ class Writer:
         self.folder, self._stack = folder, stack.enter_context(ExitStack())
         self._stack.enter_context(folder.lock())
         self.records = LayerRecords(folder)
-        self._evaluated = 0, 0.0  # step and loss of the last evaluation of this process
 
     def begin(self, config: dict[str, Any], meta: dict[str, Any], columns: dict[str, Any]) -> None:
         """Write config, description and state of a new run; raise ConfigError if there is one."""
@@ -146,8 +145,6 @@ class Writer:
                 "allowed one row a step"
             )
         log.write({"step": step, **numbers})
-        if stem == "evals":
-            self._evaluated = step, numbers["loss"]
 
     def _stem(self, caller: str, names: tuple[str, ...]) -> str:
         """Return the stem of the log with these columns; raise ConfigError for a wrong name."""
@@ -184,8 +181,11 @@ class Writer:
 
     def _last_evaluation(self) -> Divergence | None:
         """Return the divergence of a run whose last validation loss is not finite, or None."""
-        step, loss = self._evaluated
-        return None if math.isfinite(loss) else Divergence(step, "val_loss", loss)
+        rows = (read(self.folder.evals_path) or b"").decode().split("\n")[1:-1]
+        step, loss = (rows[-1] if rows else "0,0").split(",")[:2]
+        return (
+            None if math.isfinite(float(loss)) else Divergence(int(step), "val_loss", float(loss))
+        )
 
     def end(self, at: int, error: BaseException | None) -> None:
         """Write the rest and how the run has ended.  Raises ChangedLogError for a changed log."""
@@ -218,7 +218,7 @@ def number(name: str, value: Any) -> float:
     """Return a number or a tensor with one; raise ConfigError for anything else."""
     try:
         return float(value.detach() if isinstance(value, Tensor) else value)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         found = type(value).__name__
         raise ConfigError(
             f"{name}: found {found}; allowed a number, or a tensor with one"

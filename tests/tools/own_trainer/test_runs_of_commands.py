@@ -177,9 +177,43 @@ def test_the_commands_of_an_answer_train_what_they_name(
     place, _, command = away.partition(" && ")
     assert shlex.split(place) == ["cd", str(here)]
     assert shlex.split(command)[2] == str(here / "study.yaml")
-    (here / "study.yaml").unlink()
-    gone = json.loads(succeed("answer", here / "results/study", "--json"))
-    assert not [command for command in gone["commands"] if " sweep " in command]
+    text = (here / "study.yaml").read_text()
+    (here / "study.yaml").write_text(text.replace("[0, 1]", "[0, 1, 2]"))  # a longer list
+    assert (
+        " sweep " in json.loads(succeed("answer", here / "results/study", "--json"))["commands"][0]
+    )
+    for change in ("environment: {A: b}", None):  # would train another setting, or nothing
+        (here / "study.yaml").write_text(f"{text}{change}\n") if change else (
+            here / "study.yaml"
+        ).unlink()
+        gone = json.loads(succeed("answer", here / "results/study", "--json"))
+        assert not [command for command in gone["commands"] if " sweep " in command], change
+
+
+@needs("answer")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"settings": 5}, {"settings": [1, {"a": 1}]}, {"settings": "seed"}, {"file": "x" * 5000},
+        {"settings": {"nope.x\n": 1}}, {"folder": 5}, {"file": "/dev/zero"}, {"digest": None},
+    ],
+)  # fmt: skip
+def test_a_study_file_that_meta_json_only_claims_gives_no_command(
+    changes: dict[str, Any], place: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(place / "results" / "study", tmp_path / "study")
+    for run in find_runs(tmp_path):
+        meta = run.folder.read_meta()
+        meta["study_file"] |= changes
+        run.folder.meta_path.write_text(json.dumps(meta))
+    found = json.loads(succeed("answer", tmp_path / "study", "--json", "--where", "mode=good"))
+    assert not [command for command in found["commands"] if " sweep " in command]
+
+
+def test_lists_of_the_command_line_hold_texts_in_quotes(tmp_path: Path) -> None:
+    text = f"command: {TRAINER} {{tag}}\nmetric: 'val ([0-9.]+)'\nsweep: {{grid: {{tag: [y]}}}}\n"
+    file = load_commands(write(tmp_path, text), ['tag="a b","it\'s",x'])
+    assert [one.values["tag"] for one in file.study.combinations()] == ["a b", "it's", "x"]
 
 
 @needs("report")

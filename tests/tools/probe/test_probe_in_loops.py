@@ -134,7 +134,14 @@ def test_a_run_whose_last_evaluation_is_nan_has_diverged(
             probe.optimizer.step()
             probe.step(1.0)
             probe.evaluate(loss)
+        saved = probe.state_dict()
     assert probe.run.state == state
+    if state == "diverged":  # a resumed loop that evaluates no more
+        new = deepstack.probe(model, batch_of(0), adamw(model), out=tmp_path / "run")
+        new.load_state_dict(saved)
+        with new:
+            pass
+        assert new.run.state == state
     assert probe.run.status.get("quantity") == ("val_loss" if state == "diverged" else None)
 
 
@@ -156,7 +163,9 @@ def test_mistakes_with_states_and_values_are_refused(tmp_path: Path) -> None:
             (lambda: probe.log(**{"a,b": 1}), "found the name 'a,b'"),
             (lambda: probe.log(c="x"), "probe.log: c: found str; allowed a number"),
             (lambda: probe.step(None), "probe.step: loss: found NoneType; allowed a number"),
-            (lambda: probe.step(torch.ones(2)), r"probe.step: found a loss of shape \(2,\); al"),
+            (lambda: probe.step(torch.ones(2)), r"probe.step: found a loss of shape \(2,\) and"),
+            (lambda: probe.step(torch.tensor(1j)), "complex64; allowed a number"),
+            (lambda: probe.step(10**400), "probe.step: loss: found int; allowed a number"),
             (lambda: probe.load_state_dict(state), "inside of its context"),
         ):
             with pytest.raises(ConfigError, match=message):
