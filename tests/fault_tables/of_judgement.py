@@ -117,7 +117,7 @@ ROWS = (
     ),
     (
         "a_nan_of_the_last_evaluation_is_done", "tools/probe",
-        "return None if math.isfinite(loss) else Divergence(", "return None and Divergence(",
+        "return None if math.isfinite(value) else", "return None if loss else",
         "tools/probe/test_probe_in_loops.py"
         "::test_a_run_whose_last_evaluation_is_nan_has_diverged",
     ),
@@ -160,7 +160,7 @@ ROWS = (
     (
         "a_decoder_may_read_later_positions", "model",
         'if side == "decoder":', 'if side == "none":',
-        "plugins/test_plugin_mistakes.py"
+        "plugins/test_later_positions.py"
         "::test_a_decoder_refuses_a_scheme_that_reads_later_positions",
     ),
     (

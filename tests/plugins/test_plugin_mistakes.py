@@ -10,6 +10,7 @@ import pytest
 from helpers import QUICK, ROOT
 from helpers.command_line import TINY, succeed, typed
 from helpers.extensions import needs
+from helpers.plugin_texts import FIRST, RESIDUAL, said
 from helpers.sampling import some
 
 import deepstack
@@ -17,14 +18,6 @@ from deepstack.base.errors import PluginError
 from deepstack.base.plugins import load_plugins
 from deepstack.records import Run, RunFolder
 
-FIRST = '''
-import torch
-from deepstack.schemes import Scheme, parameter
-
-class Own(Scheme, name="own", label="Own", paper="none"):
-    """x <- LN(x + G(x))."""
-'''
-RESIDUAL = "def residual(self, x, G, norm):\n    "
 POST_LN = RESIDUAL + "return norm(x + G(x))\n"
 GAIN = POST_LN + "@classmethod\ndef gain(cls, role, layer, depth):\n    "
 OPTIM = POST_LN + "@classmethod\ndef optim(cls, role, depth):\n    "
@@ -133,17 +126,6 @@ SCHEMES = [
 ]
 
 
-def said(file: Path, text: str, *words: object) -> str:
-    """Return the message of `deepstack train` on a plugin's file, a line or two."""
-    file.write_text(text)
-    words = (*TINY, *words, "--plugin", file, "-q", "--out", file.parent / "r")
-    result = typed("train", QUICK, *words)
-    assert result.exit_code in (1, 2) and isinstance(result.exception, SystemExit), result.exception
-    assert "Traceback" not in result.stderr and result.stderr.startswith("deepstack: ")
-    assert len(result.stderr.splitlines()) == 1
-    return str(result.stderr)
-
-
 FILES = [
     (
         "from deepstack.schemes import Scheme\nclass Own(Scheme):\n    '''x'''",
@@ -210,54 +192,6 @@ def test_a_file_with_a_mistake(
     found = said(tmp_path / "own.py", text, word)
     assert re.search(wanted, found.strip()), found
     assert not list(tmp_path.rglob("status.json")) and not Path("results").exists()
-
-
-def accepted(file: Path, text: str, *words: object) -> None:
-    """Train with a plugin, which must not be refused."""
-    file.write_text(text)
-    succeed("train", QUICK, *TINY, *words, "--plugin", file, "-q", "--out", file.parent / "r")
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "x + G(norm(x + x.roll(-1, 1)))",  # a norm takes away what all features share
-        "x + G(norm(x - x.mean(1, keepdim=True)))",
-        "x + G(norm(x)) + norm(x).mean(1, keepdim=True)",
-        "x + G(norm(x)) + torch.cat([x[:, 2:3], torch.zeros_like(x[:, 1:])], 1)",
-    ],
-)
-def test_a_decoder_refuses_what_a_norm_hides(value: str, tmp_path: Path) -> None:
-    text = FIRST + indent(RESIDUAL + f"return {value}", "    ")
-    found = said(tmp_path / "own.py", text, "model.scheme=own", "model.family=decoder")
-    assert "own.py:7: a position of the decoder reads later ones" in found
-
-
-def test_a_decoder_refuses_a_scheme_that_reads_later_positions(tmp_path: Path) -> None:
-    leaky = FIRST + indent(RESIDUAL + "return norm(x + G(x) + x.roll(-1, 1))", "    ")
-    found = said(tmp_path / "own.py", leaky, "model.scheme=own", "model.family=decoder")
-    assert "own.py:7: a position of the decoder reads later ones" in found
-    text = leaky.replace('"own"', '"two"').replace("Own", "Two")
-    accepted(tmp_path / "encoder.py", text, "model.scheme=two")
-    text = leaky.replace('"own"', '"three"').replace("Own", "Three")
-    text = text.replace("x.roll(-1, 1)", "torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]")
-    accepted(tmp_path / "earlier.py", text, "model.scheme=three", "model.family=decoder")
-
-
-def test_a_norm_over_tokens_says_so(tmp_path: Path) -> None:
-    text = dedent('''
-        from deepstack.schemes import StackNorm
-
-        class Own(StackNorm, name="own_norm", static=True):
-            """N(z) = z - mean over tokens."""
-            def forward(self, z):
-                y = z - z.mean(-1, keepdim=True)
-                return self.scaled(y - y.mean(1, keepdim=True))
-    ''')
-    found = said(tmp_path / "own.py", text, "model.norm.kind=own_norm")
-    assert "own.py:6: a token's output depends on other tokens; add by_token = False" in found
-    text = text.replace("    def f", "    by_token = False\n    def f").replace("own_norm", "other")
-    accepted(tmp_path / "other.py", text, "model.norm.kind=other")
 
 
 def test_a_diagnostic_that_changes_what_others_read_or_fails(tmp_path: Path) -> None:

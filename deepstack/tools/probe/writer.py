@@ -181,11 +181,12 @@ class Writer:
 
     def _last_evaluation(self) -> Divergence | None:
         """Return the divergence of a run whose last validation loss is not finite, or None."""
-        rows = (read(self.folder.evals_path) or b"").decode().split("\n")[1:-1]
-        step, loss = (rows[-1] if rows else "0,0").split(",")[:2]
-        return (
-            None if math.isfinite(float(loss)) else Divergence(int(step), "val_loss", float(loss))
-        )
+        names, *rows = (read(self.folder.evals_path) or b"").decode().splitlines() or [""]
+        if names != "step,loss" or not rows:  # none, or a file of the user's
+            return None
+        step, loss = rows[-1].split(",")
+        value = float(loss or "nan")
+        return None if math.isfinite(value) else Divergence(int(step), "val_loss", value)
 
     def end(self, at: int, error: BaseException | None) -> None:
         """Write the rest and how the run has ended.  Raises ChangedLogError for a changed log."""
