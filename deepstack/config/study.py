@@ -32,7 +32,7 @@ from deepstack.config.schema import Config
 from deepstack.config.schema import values as values_by_key
 from deepstack.config.study_schema import MAX_RUNS, StudyFile, Where
 
-# Keys that can be checked in each cell alone: the width for so many parameters hangs on the depth.
+# Keys that can be checked in each cell alone: the width for so many parameters depends on depth.
 OF_EACH_CELL = ("model.parameters",)
 Group = dict[str, Node]
 """One factor of the product: a key of the grid, or the keys of a zip, with their lists."""

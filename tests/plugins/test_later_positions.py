@@ -22,6 +22,7 @@ def accepted(file: Path, text: str, *words: object) -> None:
         "x + G(norm(x - x.mean(1, keepdim=True)))",
         "x + G(norm(x)) + norm(x).mean(1, keepdim=True)",
         "x + G(norm(x)) + torch.cat([x[:, 2:3], torch.zeros_like(x[:, 1:])], 1)",
+        "x + G(norm(x)) + torch.nn.functional.pad(x[:, 2:3], (0, 0, 1, x.shape[1] - 2))",
     ],
 )
 def test_a_decoder_refuses_what_a_norm_hides(value: str, tmp_path: Path) -> None:

@@ -136,8 +136,8 @@ def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) ->
     """Fit the law to the mean loss at each x by least squares, with 0 <= E and c > 0.
 
     Means and intervals come from the seeds that every x shares and from samples of them, equal at
-    every x; there is no interval below three of them.  Without one, the means are over the seeds of
-    each x.  The intervals of c and a are taken for their logarithms.  E has none where it is at its
+    every x; there is no interval below three of them.  Without a shared seed, the means are over
+    the seeds of each x.  The intervals of c and a are taken for their logarithms.  E has none where it is at its
     limit 0.  Raises NothingMatchedError for fewer than four x, or four with one seed, for losses
     that do not fall with x, and where the interval of a reaches a limit.
     """

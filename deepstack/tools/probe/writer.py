@@ -198,7 +198,8 @@ class Writer:
             write_end(folder, "failed", at, error=str(changed))
             raise
         self.records.write()
-        if (divergence := self.recorder.divergence or self._last_evaluation()) is not None:
+        divergence = self.recorder.divergence or (None if error else self._last_evaluation())
+        if divergence is not None:
             write_end(folder, "diverged", divergence.step, logs=sums, **divergence.facts())
         elif error is None:
             write_end(folder, "done", at, logs=sums)

@@ -107,7 +107,7 @@ def refine(
     select_seeds: the seeds that choose.  If given, the study's own seeds train once more at each
         chosen value, in `<out>/<name>_reported`: their losses are not biased by the choice.
 
-    Rules of the study that set `key` do not.
+    Rules of the study (`sweep.overrides`) do not set `key`.
 
     Raises ConfigError for a key that is not a positive number with decimals, or a tolerance that is
     not above 1.
