@@ -137,9 +137,9 @@ def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) ->
 
     Means and intervals come from the seeds that every x shares and from samples of them, equal at
     every x; there is no interval below three of them.  Without a shared seed, the means are over
-    the seeds of each x.  The intervals of c and a are taken for their logarithms.  E has none where it is at its
-    limit 0.  Raises NothingMatchedError for fewer than four x, or four with one seed, for losses
-    that do not fall with x, and where the interval of a reaches a limit.
+    the seeds of each x.  The intervals of c and a are taken for their logarithms.  E has none where
+    it is at its limit 0.  Raises NothingMatchedError for fewer than four x, or four with one seed,
+    for losses that do not fall with x, and where the interval of a reaches a limit.
     """
     require(len(x) >= LEAST, f"needs {LEAST} values or more to fit three numbers; found {len(x)}")
     at = np.asarray(x, float)
