@@ -4,8 +4,10 @@ The leader is the setting with the least mean final loss at its best value, amon
 all have a finite loss there.  Where seeds are missing, it is the one that the fewest others beat
 over the seeds that both have.  It is compared with each of the others over these seeds: mean and
 95 % interval (Student's t) of the differences.  The rival is the setting whose interval reaches
-furthest down, so that a margin above 0 holds for all others too; where any has no interval it is
-the first of those without one.  Of equals the first one counts, in the order of tables.
+furthest down, so that a margin above 0 holds for all others that have an interval too.  A setting
+without one, below three shared seeds, is the rival if its mean difference is not above the rival's:
+the first of these.  If it is above, the setting is not counted, and the sentence names it.  Of
+equals the first one counts, in the order of tables.
 
 The best values are chosen by the losses that are compared.  Over simulated studies of normal losses
 the interval holds the difference of the true means at the chosen values in 94 to 99 % for two
@@ -33,12 +35,14 @@ class Margin:
 
     gap: the rival's loss minus the leader's, seed by seed, in nats: mean and interval.
     others: number of settings that the best one was compared with.
+    uncounted: settings without an interval that end further above the leader than the rival.
     """
 
     leader: Best
     rival: Best
     gap: Mean
     others: int
+    uncounted: tuple[Best, ...] = ()
 
     @property
     def is_clear(self) -> bool:
@@ -65,17 +69,28 @@ def margin_of(
     gaps = {i: difference(losses[i], losses[order[0]]) for i in others}
     if widen is not None:
         gaps = {i: widen(leader, gap) for i, gap in gaps.items()}
-    nearest = rival_among(gaps)
+    unknown = [i for i, gap in gaps.items() if not math.isfinite(gap.low)]
+    nearest = rival_among(gaps, unknown, of_values)
+    uncounted = unknown if math.isfinite(gaps[nearest].low) else []
     if gaps[nearest].low > 0:  # then its best value is clearly worse too
         nearest = next(i for i in others if ends[i].same_cell(ends[nearest]))
-    number = len({(ends[i].label, ends[i].depth) for i in others})
-    return Margin(leader, ends[nearest], gaps[nearest], number)
+    number = len({(ends[i].label, ends[i].depth) for i in others if i not in uncounted})
+    left = tuple(ends[i] for i in uncounted)
+    return Margin(leader, ends[nearest], gaps[nearest], number, left)
 
 
-def rival_among(gaps: Mapping[int, Mean]) -> int:
-    """Return the key of the first gap without an interval, or of the one that reaches lowest."""
-    unknown = [i for i, gap in gaps.items() if not math.isfinite(gap.low)]
-    return unknown[0] if unknown else min(gaps, key=lambda i: round(gaps[i].low, DIGITS))
+def rival_among(gaps: Mapping[int, Mean], unknown: Sequence[int], all_count: bool) -> int:
+    """Return the key of the gap that reaches lowest, or of the first unknown one that counts.
+
+    unknown: keys of the gaps without an interval, which count up to the mean of the others' rival.
+    all_count: whether each of them counts.
+    """
+    known = [i for i in gaps if i not in unknown]
+    if not known or (unknown and all_count):
+        return unknown[0]
+    rival = min(known, key=lambda i: round(gaps[i].low, DIGITS))
+    most = round(gaps[rival].value, DIGITS)
+    return next((i for i in unknown if round(gaps[i].value, DIGITS) <= most), rival)
 
 
 def ranked(losses: Mapping[int, dict[int, float]]) -> list[int]:

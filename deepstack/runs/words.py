@@ -19,6 +19,7 @@ from deepstack.runs.update_growth import Growth, Local
 ROUNDING = 1e-6  # half of an interval below this part of the value is rounding
 NAME = "95 % interval"
 PAIRS = "pairs of seeds"
+MOST_UNCOUNTED = 3  # settings without an interval that a clause names
 UNCOUNTED = "the study grew, and its looks are not counted here: deepstack answer"
 
 
@@ -85,7 +86,7 @@ def margin_clause(
         if margin.others == 2:
             others = " and the other one"
         text = f"{at}{leader.label} {is_better} {rival.label}{others}: it ends {nats(gap)}"
-        return f"{text}{leader.unit} below {rival.label} ({numbers})"
+        return f"{text}{leader.unit} below {rival.label} ({numbers}){uncounted_text(margin)}"
     if with_values and leader.is_chosen and rival.is_chosen:
         rates = f"lr {value_text(leader.value)} and {value_text(rival.value)}"
         numbers = f"{rates}; {numbers}"
@@ -93,8 +94,18 @@ def margin_clause(
     size = nats(gap).removeprefix("−")  # a minus sign
     return (
         f"{at}it is undecided which of {leader.label} and {rival.label} is better: {leader.label} "
-        f"ends {size}{leader.unit} {side} ({numbers})"
+        f"ends {size}{leader.unit} {side} ({numbers}){uncounted_text(margin)}"
     )
+
+
+def uncounted_text(margin: Margin) -> str:
+    """Return the end of a clause on the settings that have too few seeds to count; '' for none."""
+    names = list(dict.fromkeys(one.label for one in margin.uncounted))
+    if not names:
+        return ""
+    shown = ", ".join(names[:MOST_UNCOUNTED])
+    more = f" and {len(names) - MOST_UNCOUNTED} more" if len(names) > MOST_UNCOUNTED else ""
+    return f"; not counted, without an interval: {shown}{more}"
 
 
 def lead_sentence(rows: Sequence[Best]) -> str | None:

@@ -23,7 +23,7 @@ def test_a_low_seed_that_the_other_lacks_does_not_lead() -> None:
     assert margin.gap.value == pytest.approx((0.1 + 0.1 + 0.099) / 3)
 
 
-@pytest.mark.parametrize("loss", [2.0, 2.9])
+@pytest.mark.parametrize("loss", [2.0, 2.50])
 def test_a_setting_without_an_interval_leaves_the_comparison_open(loss: float) -> None:
     first = cell("first", {0: 2.20, 1: 2.21, 2: 2.19})
     second = cell("second", {0: 2.50, 1: 2.52, 2: 2.49})
@@ -31,6 +31,18 @@ def test_a_setting_without_an_interval_leaves_the_comparison_open(loss: float) -
     assert margin is not None and not margin.is_clear
     assert {margin.leader.label, margin.rival.label} == {"first", "rare"}
     assert "undecided which of" in margin_clause(margin, several_depths=False)
+
+
+def test_a_setting_without_an_interval_far_behind_the_rival_is_named_and_not_counted() -> None:
+    first = cell("first", {0: 2.20, 1: 2.21, 2: 2.19})
+    second = cell("second", {0: 2.50, 1: 2.52, 2: 2.49})
+    margin = margin_of([cell("rare", {0: 2.9}), first, second])
+    assert margin is not None and margin.is_clear and margin.others == 1
+    clause = margin_clause(margin, several_depths=False)
+    assert clause.startswith("first is better than second: ")
+    assert clause.endswith("; not counted, without an interval: rare")
+    growing = margin_of([cell("rare", {0: 2.9}), first, second], of_values=True)
+    assert growing is not None and not growing.is_clear  # more seeds of it are trained
 
 
 def test_three_that_beat_each_other_in_turn_are_undecided() -> None:

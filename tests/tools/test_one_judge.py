@@ -131,7 +131,10 @@ def lead_of(study: dict[tuple[str, int], dict[float, Seeds]]) -> Lead | None:
         mean = fmean(pairs) if pairs else fmean(others.values()) - fmean(losses.values())
         gaps[name] = (mean, mean - half, mean + half)
     open_ones = [name for name in others_in_order if not math.isfinite(gaps[name][1])]
-    rival = open_ones[0] if open_ones else min(gaps, key=lambda name: round(gaps[name][1], 9))
+    closed = [name for name in gaps if name not in open_ones]
+    rival = min(closed, key=lambda name: round(gaps[name][1], 9)) if closed else open_ones[0]
+    nearer = [name for name in open_ones if round(gaps[name][0] - gaps[rival][0], 9) <= 0]
+    rival = nearer[0] if closed and nearer else rival
     gap, *interval = gaps[rival]
     low, high = interval if math.isfinite(interval[0]) else (None, None)
     return Lead(SCHEMES[leader], rate, SCHEMES[rival], gap, low, high)
