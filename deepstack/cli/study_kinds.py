@@ -17,6 +17,7 @@ from deepstack.base.registry import nearest
 from deepstack.base.yaml_reader import read
 from deepstack.config import Config
 from deepstack.config.load import printable_path, read_file
+from deepstack.records import RunFolder
 
 if TYPE_CHECKING:
     from deepstack.cli.added_options import SweepOption
@@ -89,10 +90,15 @@ def naming_mistyped_signs(path: Path) -> Iterator[None]:
 
 @contextmanager
 def naming_other_kinds(path: Path) -> Iterator[None]:
-    """Name `deepstack sweep` if the block cannot read a file that is a study of another kind."""
+    """Say what a file is that the block cannot read: another kind of study, or a foreign run."""
     try:
         yield
     except ConfigError:
+        folder = RunFolder(path.parent)
+        if path.name == folder.config_path.name and folder.exists():
+            from deepstack.training import require_trained_here
+
+            require_trained_here(folder)
         if path.is_file() and (kind := StudyKind.of(path, ())) is not None:
             command = f"deepstack sweep {shlex.quote(str(path))}"
             raise ConfigError(f"{path}: found {kind.words}; use: {command}") from None

@@ -30,6 +30,7 @@ from deepstack.training.optimizers import RuleOptimizer as RuleOptimizer
 from deepstack.training.outcome import is_out_of_memory as is_out_of_memory
 from deepstack.training.parts.extension import Parent as Parent
 from deepstack.training.parts.extension import parent_of as parent_of
+from deepstack.training.parts.extension import require_trained_here as require_trained_here
 from deepstack.training.parts.penalty import SpectralPenalty as SpectralPenalty
 from deepstack.training.parts.ranks import refuse_cut_settings as refuse_cut_settings
 from deepstack.training.plan import RunPlan as RunPlan

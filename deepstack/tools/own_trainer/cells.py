@@ -96,9 +96,7 @@ class CommandCell(Cell):
                 "file": os.path.abspath(self.file.path),
                 "folder": str(place),
                 "digest": study_digest(self.file.path),
-                "settings": {
-                    key: self.values[key] for key in self.file.keys.values() if key in self.values
-                },
+                "settings": {key: self.values[key] for key in self.file.grid_keys},
             },
             "trainer": trainer,
         }

@@ -72,6 +72,11 @@ class CommandFile:
         return CANDIDATE in self.commands
 
     @property
+    def grid_keys(self) -> list[str]:
+        """The settings that its lists give, also on the command line."""
+        return [*self.study.grid, *(key for group in self.study.zips for key in group)]
+
+    @property
     def seedless(self) -> str:
         """The name of a command that does not take the seed, or ''."""
         seeds = [name for name, key in self.keys.items() if key == SEED]
@@ -133,6 +138,7 @@ class _Reader:
         resume = section.get("resume", Node(False, ""))
         if not isinstance(resume.value, bool):
             self.add(resume, "resume", f"found {resume.shown}; allowed true or false")
+        sides, settings = self.sides(settings, commands)
         raise_problems(self.problems)
         groups = self.groups(
             section.get("sweep", Node({}, self.source)), names_of(commands.values())
@@ -141,7 +147,7 @@ class _Reader:
         keys = self.keys(groups, commands)
         raise_problems(self.problems)
         assert metric is not None
-        study = self.study(groups, keys, commands, section.get("name"))
+        study = self.study(groups, keys, sides, section.get("name"))
         more = (loss, environment, resume.value is True, trackers)
         return CommandFile(path, commands, metric, study, keys, *more)
 
@@ -164,6 +170,27 @@ class _Reader:
             label = script_of(command) if name == ONE else name
             commands[label], self.nodes[label] = command, section[name]
         return commands
+
+    def sides(
+        self, settings: Sequence[str], commands: Mapping[str, Command]
+    ) -> tuple[list[str], list[str]]:
+        """Return the commands of a comparison that run, and the other settings.
+
+        Both run unless a setting names one: scheme=baseline.
+        """
+        if len(commands) < 2:
+            return [], list(settings)
+        chosen, others = list(commands), []
+        for word in settings:
+            key, _, text = word.partition("=")
+            if key_or_none(key) != SCHEME:
+                others.append(word)
+                continue
+            chosen = text.split(",")
+            for name in filter(lambda name: name not in commands, chosen):
+                node = to_node(None, f"{word} on the command line")
+                self.add(node, "", unknown("command", name, commands))
+        return chosen, others
 
     def metric(self, node: Node | None) -> Metric | None:
         """Return the metric: a pattern, or {file, key}."""
@@ -338,16 +365,16 @@ class _Reader:
         self,
         groups: Sequence[Mapping[str, Node]],
         keys: Mapping[str, Key],
-        commands: Mapping[str, Command],
+        sides: Sequence[str],
         name: Node | None,
     ) -> conf.Study:
-        """Return the grid by settings; the commands of a comparison are its first factor."""
+        """Return the grid by settings; the sides of a comparison are its first factor."""
         plain = [
             {keys[n]: [fitted(keys[n], value.plain()) for value in node.items()]
              for n, node in group.items()}
             for group in groups
         ]  # fmt: skip
-        grid: dict[str, list[Any]] = {SCHEME: list(commands)} if len(commands) > 1 else {}
+        grid: dict[str, list[Any]] = {SCHEME: list(sides)} if sides else {}
         grid |= {key: values for group in plain if len(group) == 1 for key, values in group.items()}
         zips = tuple({str(key): group[key] for key in group} for group in plain if len(group) > 1)
         base: dict[str, Any] = {} if name is None else {"name": name.plain()}

@@ -9,6 +9,7 @@ import typer
 
 from deepstack.base import ConfigError
 from deepstack.cli import StudyKind
+from deepstack.config import SCHEME
 
 if TYPE_CHECKING:
     from deepstack.cli import SweepOption, SweepTraining
@@ -35,6 +36,9 @@ class CommandStudy(StudyKind):
             raise ConfigError(
                 f"{flag}: found a study of commands, for which it does nothing; allowed without it"
             )
+        sides = self.commands.study.grid.get(SCHEME, [])
+        if tasks and self.commands.is_comparison and len(sides) < 2:
+            raise ConfigError(f"--until: found {sides[0]} alone; allowed baseline and candidate")
         seeds = self.commands.seedless
         if tasks and seeds:
             raise ConfigError(

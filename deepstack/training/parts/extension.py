@@ -163,6 +163,13 @@ def recorded_config(folder: RunFolder) -> conf.Config:
 
     Raises ConfigError for runs of external models and of commands, PluginError for missing plugins.
     """
+    require_trained_here(folder)
+    require_recorded(folder, folder.read_meta().get("plugins", []))
+    return conf.load_config(folder.config_path)
+
+
+def require_trained_here(folder: RunFolder) -> None:
+    """Raise ConfigError for runs of external models and of commands."""
     meta = folder.read_meta()
     if "hidden" in meta:
         raise ConfigError(
@@ -174,8 +181,6 @@ def recorded_config(folder: RunFolder) -> conf.Config:
             f"{folder.path} is a run of a foreign command: there is nothing to train again or to "
             "export; `deepstack rm` it and repeat the `deepstack sweep` of its study"
         )
-    require_recorded(folder, meta.get("plugins", []))
-    return conf.load_config(folder.config_path)
 
 
 def recorded_logs(folder: RunFolder) -> list[Path]:

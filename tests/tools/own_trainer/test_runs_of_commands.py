@@ -151,7 +151,8 @@ def test_the_commands_of_an_answer_train_what_they_name(
     monkeypatch.chdir(here)
     (here / "own.py").write_text(
         "import random, sys\nseed, rate, depth = map(float, sys.argv[1:4])\n"
-        "print('val', 3 + rate - depth / 100 + random.Random(seed + rate).random())\n"
+        "sign = -1 if sys.argv[4:] else 1  # each side has its own best rate\n"
+        "print('val', 9 + sign * 3 * rate - depth / 100 + random.Random(seed + rate).random())\n"
     )
     commands = (
         "command: python -S own.py {seed} {lr} {depth}\n" if kind == "one command" else
@@ -171,6 +172,7 @@ def test_the_commands_of_an_answer_train_what_they_name(
     for command in found["next_commands"]:
         succeed(*shlex.split(command)[1:], "--workers", 2)
     new = [run for run in find_runs("results") if run.path.name not in before]
+    assert found["next"].startswith(f"{len(new)} more run")
     assert 0 < len(new) < len(before) and {run.get("model.depth") for run in new} == {4}
     monkeypatch.chdir(tmp_path)
     away = json.loads(succeed("answer", here / "results/study", "--json"))["commands"][0]
@@ -219,7 +221,8 @@ def test_lists_of_the_command_line_hold_texts_in_quotes(tmp_path: Path) -> None:
 @needs("report")
 def test_a_run_of_a_command_is_not_trained_again(place: Path, tmp_path: Path) -> None:
     run = run_of(place, "good")
-    assert "is a run of a foreign command" in refusal(2, "rerun", run.path, "--check")
+    for command in (("rerun", run.path, "--check"), ("train", run.folder.config_path)):
+        assert "is a run of a foreign command" in refusal(2, *command)
     page = tmp_path / "report.html"
     succeed("report", run.path.parent, "--to", page)
     assert "deepstack rerun" not in page.read_text(encoding="utf-8")

@@ -59,6 +59,21 @@ def test_the_command_line_replaces_lists(tmp_path: Path) -> None:
     assert study.grid == {"model.depth": [3], "train.lr": [0.01], "seed": [0, 1, 2]}
 
 
+SIDES = "baseline: python a.py {lr}\ncandidate: python b.py {lr}\n"
+
+
+def test_the_command_line_chooses_one_side_of_a_comparison(tmp_path: Path) -> None:
+    text = SIDES + METRIC + "sweep: {grid: {lr: [1, 2]}}\n"
+    assert load(tmp_path, text).study.grid["model.scheme"] == ["baseline", "candidate"]
+    assert load(tmp_path, text, "scheme=baseline").study.grid["model.scheme"] == ["baseline"]
+    wrong = message(tmp_path, text, "model.scheme=candidat")
+    assert "unknown command 'candidat'; did you mean 'candidate'?" in wrong
+    path = tmp_path / "study.yaml"
+    path.write_text(SIDES.replace("{lr}", "{seed}") + METRIC + "sweep: {grid: {seed: [0]}}\n")
+    alone = refusal(2, "sweep", path, "scheme=baseline", "--until", "decided", "--out", tmp_path)
+    assert "--until: found baseline alone; allowed baseline and candidate" in alone
+
+
 MISTAKES = {
     "a name without a list": (
         COMMAND + METRIC + GRID.replace("lr:", "rate:"),
