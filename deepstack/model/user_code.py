@@ -68,20 +68,30 @@ def guarded(where: str, file: str = "") -> Iterator[None]:
 @contextmanager
 def restored_modes() -> Iterator[None]:
     """Restore default type and device, determinism, gradients, threads, paths after the block."""
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
     path, folder = list(sys.path), os.getcwd()
     device = torch.get_default_device()
     with ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
         stack.callback(os.chdir, folder)
         stack.callback(sys.path.__setitem__, slice(None), path)
-        stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warns)
+        stack.callback(restore_determinism, determinism())
         stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         stack.callback(restore_device, device)
         yield
+
+
+def determinism() -> tuple[bool, bool]:
+    """Return whether torch uses deterministic algorithms alone, and whether it only warns."""
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    return torch.are_deterministic_algorithms_enabled(), warns
+
+
+def restore_determinism(before: tuple[bool, bool]) -> None:
+    """Set torch's determinism, unless it is so already: setting it imports torch's compiler."""
+    if determinism() != before:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def restore_device(device: torch.device) -> None:
