@@ -45,7 +45,9 @@ def title_of(runs: Sequence[Run], series: Sequence[Series]) -> str:
     known = [task for task in tasks if task != "unnamed"]
     words = f"{schemes} on {', '.join(known)}" if known else schemes
     depths = [words.replace(" ", "\u00a0") for words in depth_words(runs)]
-    words += f", N\u00a0=\u00a0{depths[0]}" + (f"\u00a0to\u00a0{depths[-1]}" if depths[1:] else "")
+    if depths != ["0"]:  # runs of commands may have no depth
+        to = f"\u00a0to\u00a0{depths[-1]}" if depths[1:] else ""
+        words += f", N\u00a0=\u00a0{depths[0]}{to}"
     seeds = {run.get(SEED, 0) for run in runs}
     words += f", {len(seeds)}\u00a0seeds" if len(seeds) > 1 else ""
     return words + (f", {len(series)} settings" if len(series) > len(labels) else "")

@@ -22,10 +22,18 @@ CITED = re.compile(r" ?\[@(\w+)\]")
 
 
 def table_rows(answer: Content) -> list[dict[str, str]]:
-    """Return the rows of the table as texts; a row for each setting and depth."""
+    """Return the rows of the table as texts; a row for each setting and depth.
+
+    Runs of commands may have no depth, and no chance that their losses are compared with: then
+    these columns are left out.
+    """
     rows = []
+    has_depth = any(row["N"] for row in answer.rows)
+    has_chance = any(row["below"] is not None for row in answer.rows)
     for row in answer.rows:
-        cells = {"setting": str(row["setting"]), "N": str(row["N"])}
+        cells = {"setting": str(row["setting"])}
+        if has_depth:
+            cells["N"] = str(row["N"])
         if "best lr" in row:
             edge = f" ({row['edge']} tried)" if row["edge"] else ""
             cells["best lr"] = f"{short_text(row['best lr'])}{edge}"
@@ -33,7 +41,8 @@ def table_rows(answer: Content) -> list[dict[str, str]]:
         if row["sd"] is not None:
             cells[LOSS_COLUMN] += f" ± {row['sd']:.3f}"
         cells[INTERVAL_COLUMN] = interval_cell(row["low"], row["high"])
-        cells[BELOW] = nats_cell(row["below"])
+        if has_chance:
+            cells[BELOW] = nats_cell(row["below"])
         rows.append(cells)
     return rows
 
