@@ -151,7 +151,8 @@ def import_all(package_name: str, package_path: Iterable[str]) -> None:
 def nearest(word: str, choices: Iterable[str]) -> str | None:
     """Return the choice that a mistyped word most probably meant, or None if none is similar.
 
-    Letter case and '-' for '_' do not count.
+    Letter case and '-' for '_' do not count.  The longest choice that begins the word is meant:
+    rms by RMSNorm.
     """
     if len(word) > LONGEST_WORD:
         return None
@@ -161,6 +162,8 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
     matches = get_close_matches(normal, by_form, 1, cutoff)
     if matches and SHORT < len(word) <= MIDDLE and not matches[0].startswith(normal):
         matches = get_close_matches(normal, by_form, 1, SIMILAR_MIDDLE)
+    begin = [form for form in by_form if len(form) >= SHORT and normal.startswith(form)]
+    matches = matches or sorted(begin, key=len, reverse=True)
     return by_form[matches[0]] if matches else None
 
 

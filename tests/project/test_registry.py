@@ -55,6 +55,8 @@ def test_nearest_is_right_for_95_percent_of_single_typing_errors(kind: str) -> N
         ("batch", ["batch_size", "betas"], "batch_size"),
         ("w", ["w1", "q"], "w1"),
         ("zebra", ["q", "k", "depth"], None),
+        ("RMSNorm", ["layer", "rms"], "rms"),
+        ("keel_norm", ["ke", "keel"], "keel"),
         ("x" * 100_000, ["x"], None),
         ("", ["q"], None),
         ("q", [], None),

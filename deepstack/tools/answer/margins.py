@@ -77,7 +77,7 @@ def one_rate_caveats(gap: Gap) -> tuple[str, str]:
     if rates[0] != rates[1]:
         at += f" of {gap.leader.label} and {value_text(rates[1])} of {gap.rival.label}"
     around = sorted({float(f"{rate * factor:.3g}") for rate in rates for factor in (0.5, 1, 2)})
-    add = f"add train.lr={','.join(map(value_text, around))}"
+    add = f"add the rates {', '.join(map(value_text, around))}"
     first, second = (next(iter(cell.by_seed.values())) for cell in cells)
     if first.optimizer != second.optimizer:
         return f"compared {at} alone, and an optimizer's best rate may differ: {add}", ""

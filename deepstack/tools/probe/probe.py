@@ -111,7 +111,10 @@ class Probe:
             raise ConfigError(f"layers_on: found {found}; allowed None, or 'spike' with snapshots")
         if not hasattr(optimizer, "param_groups"):
             found = type(optimizer).__name__
-            raise ConfigError(f"optimizer: found {found}; allowed the one that makes the steps")
+            raise ConfigError(
+                f"optimizer: found {found}; allowed the one that makes the steps; of several, give "
+                "the one with most parameters: its name and learning rate are logged"
+            )
         self.model, self.optimizer, self.folder = model, optimizer, RunFolder(out)
         self.every, self.seed = every, seed
         self.layers_every, self.attribution_every = layers_every, attribution_every

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from deepstack import config as conf
-from deepstack.base import ConfigError, unknown
+from deepstack.base import ConfigError
 from deepstack.records import Run
 from deepstack.runs import Result, failure_of, has_result, result_of
 from deepstack.sweeps import CellProgress, as_study, sweep
@@ -194,10 +194,8 @@ def count_runs(
 def whole_key(study: conf.Study, key: str) -> str:
     """Return the dotted key of a setting, also of its last word alone: train.lr of lr."""
     values = conf.values(study.base)
-    found = [one for one in values if one.rpartition(".")[2] == key]
-    if key not in values and len(found) != 1:
-        raise ConfigError(unknown("--refine", key, values))
-    return key if key in values else found[0]
+    numbers = [one for one, value in values.items() if isinstance(value, float) and value > 0]
+    return conf.Key.look_up(key, values, "--refine", prefer=numbers)
 
 
 def without_overrides(study: conf.Study, key: str) -> conf.Study:

@@ -243,7 +243,7 @@ def test_optimizers_at_one_rate_carry_a_caveat_and_schemes_have_one_beside() -> 
 
     found = find(ends(optimizer="muon"))
     caveat = "compared at the rate 0.001 alone, and an optimizer's best rate may differ: add "
-    assert found.sentence.endswith(f"; {caveat}train.lr=0.0005,0.001,0.002.")
+    assert found.sentence.endswith(f"; {caveat}the rates 0.0005, 0.001, 0.002.")
     other = find(ends(optimizer="muon", rate=0.02)).sentence
     assert "compared at the rate 0.001 of A and 0.02 of B alone" in other
     rates = [one._replace(rate=r, loss=one.loss) for one in ends(optimizer="muon") for r in RATES]

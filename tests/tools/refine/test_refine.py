@@ -180,7 +180,8 @@ def test_the_command_counts_before_it_runs(tmp_path: Path) -> None:
     counts = json.loads(result.stdout)[0]
     assert counts == {"least number of runs": 2 * FEWEST, "largest number of runs": 2 * MOST}
     assert not list(tmp_path.iterdir())
-    assert "did you mean 'train.lr'" in typed(*words[:-3], "train.lrr", "--dry-run").stderr
+    for word in ("train.lrr", "lrr"):
+        assert "did you mean 'train.lr'" in typed(*words[:-3], word, "--dry-run").stderr
 
 
 @pytest.mark.parametrize("key", ["model.scheme", "model.bias", "train.weight_decay"])
