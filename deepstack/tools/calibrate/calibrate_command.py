@@ -1,5 +1,6 @@
 """The command `deepstack calibrate CONFIG`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from deepstack import config as conf
@@ -83,4 +84,26 @@ def calibrate_command(
         for runs in filter(None, (measured.before, measured.second, measured.after)):
             folder, options = runs[0].path.parent, Options(at_step=min(measured.steps))
             log_figures(draw(folder, ["update_by_role"], options=options))
+        for line in meaning_of(corrected, measured.depths):
+            log(line)
         log(f"config: {target}")
+
+
+def meaning_of(corrected: conf.Config, depths: Sequence[int]) -> list[str]:
+    """Return the depth at which the written rate counts, and the depths that were not measured.
+
+    corrected: the config that is written.
+    depths: those measured.
+    """
+    train, depth = corrected.train, corrected.model.depth
+    text = f"train.lr {train.lr:g} counts at N = {train.base_depth} (train.base_depth)"
+    if depth != train.base_depth:
+        text += f"; if it was chosen at N = {depth}, repeat this with train.base_depth={depth}"
+    lines = [text]
+    outside = {n for n in (depth, train.base_depth) if not min(depths) <= n <= max(depths)}
+    for n in sorted(outside):
+        lines.append(
+            f"N = {n} lies outside the measured depths, {min(depths)} to {max(depths)}: its factors "
+            "are extrapolated"
+        )
+    return lines

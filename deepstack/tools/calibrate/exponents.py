@@ -184,16 +184,16 @@ def interpolated_factors(
 ) -> dict[str, float]:
     """Return factors on the roles' rates at `depth` that give each its update at depth `base`.
 
-    Interpolates log ‖ΔF_role‖ (mean over seeds) linearly in log N between the measured depths; the
+    Interpolates log ‖ΔF_role‖ (its mean over seeds) linearly in log N between the measured depths; the
     outermost slopes go on beyond them.  Roles that do not move F have no factor.
     """
     chosen = updates[(updates["step"] == step) & (updates["lr"] == updates["lr"].max())]
     factors = {}
     for role, table in chosen.groupby("role", sort=False):
-        means = table.groupby("depth")["value"].mean()
-        if role == TOGETHER or len(means) < 2 or not (means > 0).all():
+        if role == TOGETHER or table["depth"].nunique() < 2 or not (table["value"] > 0).all():
             continue
-        x, y = np.log(means.index.to_numpy(float)), np.log(means.to_numpy(float))
+        logs = np.log(table["value"]).groupby(table["depth"]).mean()
+        x, y = np.log(logs.index.to_numpy(float)), logs.to_numpy(float)
         at_base, at_depth = (line_through(x, y, math.log(n)) for n in (base, depth))
         factors[str(role)] = math.exp(at_base - at_depth)
     return factors

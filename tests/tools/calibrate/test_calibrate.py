@@ -192,6 +192,7 @@ def test_a_bend_shows_as_curvature_and_is_followed_by_interpolation() -> None:
     table = updates(lambda n, s: np.exp(0.3 * np.log(n) ** 2))
     (row,) = role_exponents(table)
     assert row.curvature == pytest.approx(0.3)
+    table.loc[table["seed"] == 0, "value"] *= 100  # a mean over seeds of logarithms stays
     factors = interpolated_factors(table, step=1, depth=48, base=6)
     assert factors["v"] == pytest.approx(np.exp(0.3 * (np.log(6) ** 2 - np.log(48) ** 2)))
 
@@ -206,8 +207,12 @@ def test_the_command_writes_a_config_that_trains_and_prints_rows(
     )  # its processes
     words = ["configs/quick.yaml", "model.d_model=16", "model.n_heads=1", "task.seq_len=8"]
     options = ["--depths", "2,4", "--seeds", "0,1", "--steps", "1", "--out", str(tmp_path)]
-    result = typed("calibrate", *words, *options, "--json", "--quiet")
+    result = typed("calibrate", *words, *options, "--json")
     assert result.exit_code == 0, result.stderr
+    depth = load_config("configs/quick.yaml").model.depth
+    assert "train.lr 0.002 counts at N = 6 (train.base_depth)" in result.stderr
+    assert depth == 6 or f"repeat this with train.base_depth={depth}" in result.stderr
+    assert "N = 6 lies outside the measured depths, 2 to 4: its factors are extr" in result.stderr
     rows = json.loads(result.stdout)["rows"]
     assert {"role", "exponent", "error", "after"} <= rows[0].keys()
     written = load_config(tmp_path / "quick_calibration.yaml")
