@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -166,6 +167,35 @@ def check_instruments(log: Any) -> None:
         raise ConfigError(f"log.instruments: {text}", key="log.instruments")
 
 
+@contextmanager
+def refusing_changes(instrument: Instrument, method: str, built: Built) -> Iterator[None]:
+    """Raise PluginError if the block changes a parameter, or torch's global random numbers.
+
+    method: of the instrument, which the block calls.
+
+    Parameters are compared by the sum of their bits, which takes no memory.
+    """
+    before = sums_of_bits(built), torch.get_rng_state()
+    yield
+    place = f"instrument {instrument.name!r}: {place_of(getattr(type(instrument), method))}"
+    if sums_of_bits(built) != before[0]:
+        raise PluginError(
+            f"{place}it changes parameters; allowed to restore them bit for bit before it returns"
+        )
+    if not torch.equal(torch.get_rng_state(), before[1]):
+        raise PluginError(
+            f"{place}it draws torch's global random numbers; allowed a torch.Generator with a seed"
+        )
+
+
+def sums_of_bits(built: Built) -> list[int]:
+    """Return the sum of the bits of each parameter, read as whole numbers."""
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    parameters = [p.detach() for p in built.model.parameters()]
+    bits = [p.view(integers[p.element_size()]) for p in parameters]
+    return [int(one.sum(dtype=torch.int64)) for one in bits]
+
+
 def checked_row(instrument: Instrument, row: Any, columns: Columns) -> dict[str, float | None]:
     """Return a row with numbers in the place of tensors.
 
@@ -183,6 +213,11 @@ def checked_row(instrument: Instrument, row: Any, columns: Columns) -> dict[str,
             raise PluginError(
                 f"instrument {instrument.name!r}: {place}found {tuple(value.shape)} for {column}; "
                 "allowed one number"
+            )
+        if not isinstance(value, Tensor | float | int | None):
+            raise PluginError(
+                f"instrument {instrument.name!r}: {place}found {value!r} for {column}; allowed a "
+                "number, or None for an empty cell"
             )
     return {
         name: value.item() if isinstance(value, Tensor) else value for name, value in row.items()

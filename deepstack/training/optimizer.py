@@ -99,6 +99,14 @@ def state_names(optimizer: torch.optim.Optimizer, bank: Bank) -> tuple[str, ...]
     return "step", "exp_avg", "exp_avg_sq"
 
 
+def is_count(optimizer: torch.optim.Optimizer, name: str) -> bool:
+    """Return whether a state is one number a parameter: the count of steps of torch's optimizers.
+
+    All states of a rule are tensors like the parameter, whatever their names.
+    """
+    return name == "step" and not isinstance(optimizer, RuleOptimizer)
+
+
 def create_optimizer_state(optimizer: torch.optim.Optimizer, banks: Sequence[Bank]) -> None:
     """Create the state that the first step would create, so that all steps run the same operations.
 
@@ -108,7 +116,7 @@ def create_optimizer_state(optimizer: torch.optim.Optimizer, banks: Sequence[Ban
         for p in bank.parameters:
             if p not in optimizer.state:
                 for name in state_names(optimizer, bank):
-                    value = torch.zeros(()) if name == "step" else torch.zeros_like(p)
+                    value = torch.zeros(()) if is_count(optimizer, name) else torch.zeros_like(p)
                     optimizer.state[p][name] = value
 
 
@@ -124,7 +132,7 @@ def load_optimizer_state(
         raise ValueError(f"its optimizer is not this run's ({min(wrong)})")
     for key, (bank, name) in keys.items():
         values = state[key]
-        if values.ndim == 1 and name == "step":
+        if values.ndim == 1 and is_count(optimizer, name):
             parts = [values[min(i, len(values) - 1)] for i in range(len(bank.parameters))]
         else:
             parts = bank.parts(values)

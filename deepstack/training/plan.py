@@ -35,6 +35,7 @@ from deepstack.model.build import Built
 from deepstack.records import RunFolder
 from deepstack.tasks import Task
 from deepstack.training.evaluation import Evaluation
+from deepstack.training.rule_check import check_rule
 from deepstack.training.threads import ThreadRule, thread_rule
 
 CPU = torch.device("cpu")
@@ -209,6 +210,7 @@ class RunPlan:
         Raises ConfigError, and PluginError for a scheme that computes no stream.
         """
         check_scheme(self.config)
+        check_rule(self.config)
         _ = self.shallow
         check_instruments(self.config.log)
 

@@ -20,7 +20,7 @@ from deepstack.diagnostics import (
     measuring,
     take,
 )
-from deepstack.diagnostics.instrument import checked_row
+from deepstack.diagnostics.instrument import checked_row, refusing_changes
 from deepstack.diagnostics.snapshot import run_passes
 from deepstack.diagnostics.spikes import Spike, SpikeFinder
 from deepstack.fast import Measured, PassRecorder
@@ -114,6 +114,7 @@ class SnapshotWriter:
         every = config.log.layers_every
         used = [one() for one in INSTRUMENTS.values() if one.spec.interval(config.log)]
         self.measuring = [one for one in used if one.has_log()]
+        self._tried: set[tuple[str, str]] = set()  # instrument and method
         self.adding = [one for one in used if one.adds and every]
         self._intervals: list[tuple[int | str, int]] = [(every, 0)] if every else []
         self._intervals += [self._interval(one) for one in self.measuring]
@@ -209,10 +210,19 @@ class SnapshotWriter:
             self.logs[SPIKES_LOG].write(spike._asdict())
         for one in self.measuring:
             if self._is_due(*self._interval(one), step):
-                with measuring(copy.model):
+                with measuring(copy.model), self._trial(one, "measure", copy):
                     values = one.measure(state)
                 row = checked_row(one, values, one.columns_of(copy))
                 self.logs[one.name].write({"step": step, **row})
+
+    def _trial(
+        self, one: Instrument, method: str, built: Built
+    ) -> contextlib.AbstractContextManager[None]:
+        """Return a context that refuses a method that changes the run, at its first use."""
+        if (one.name, method) in self._tried:
+            return contextlib.nullcontext()
+        self._tried.add((one.name, method))
+        return refusing_changes(one, method, built)
 
     def _state(self, whole: Built, step: int) -> RunState:
         """Return the run after a step as instruments see it."""
@@ -230,8 +240,10 @@ class SnapshotWriter:
 
     def _take_layers(self, state: RunState, before: list[Tensor] | None) -> None:
         banks = [bank for bank in state.built.banks if bank.in_layers]
-        with measuring(state.model):
-            added = {one.adds: one.of_layers(state) for one in self.adding}
+        added = {}
+        for one in self.adding:
+            with measuring(state.model), self._trial(one, "of_layers", state.built):
+                added[one.adds] = one.of_layers(state)
         snapshots = take(
             state.model,
             banks,
