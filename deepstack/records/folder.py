@@ -105,6 +105,10 @@ class RunFolder:
         """Return whether this folder holds a run: config.yaml is the first file written."""
         return self.config_path.is_file()
 
+    def was_run(self) -> bool:
+        """Return whether this folder holds a run, or what is left of one without config.yaml."""
+        return self.exists() or (self.status_path.is_file() and self.meta_path.is_file())
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Lock this folder while the context is open; the lock ends with the process.
@@ -176,7 +180,8 @@ class RunFolder:
     def read_state(self) -> str | None:
         """Return the state in status.json; None if there is none yet.
 
-        Raises ResourceError if it cannot be read, or if steps.csv does not reach its step.
+        Raises ResourceError if it cannot be read, if steps.csv does not reach its step, or if
+        evals.csv is missing that checksums.json names.
         """
         status = self.read_status()
         state, step = status.get("state"), status.get("step")
@@ -186,6 +191,10 @@ class RunFolder:
             last = self.last_row().get("step", "0")
             why = f"goes to step {last}, but status.json says {state} at step {step}"
             raise damage_error(self.steps_path, why)
+        if state in ENDED and not self.evals_path.exists():
+            sums = self.path / files.CHECKSUMS
+            if self.evals_path.name in load_json(sums, {}):
+                raise damage_error(self.evals_path, f"is missing; {sums.name} names it")
         return state
 
     def present_state(self) -> str:

@@ -243,10 +243,12 @@ def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def find_runs(path: str | os.PathLike[str]) -> list[Run]:
     """Return the runs in a run, study or results folder, in natural order (d6 before d48).
 
+    One that has lost its config.yaml is among them, and is damaged.
+
     Raises NothingMatchedError when there is none.
     """
     root = Path(path)
-    folders = [folder for folder in folders_below(root) if RunFolder(folder).exists()]
+    folders = [folder for folder in folders_below(root) if RunFolder(folder).was_run()]
     outer = set(folders)  # a command may have written a run below its own
     folders = [folder for folder in folders if not outer & {*folder.parents[:2]}]
     if not folders:

@@ -18,6 +18,7 @@ from helpers.command_line import typed
 from helpers.record_runs import HOLDER, make_run, python
 from helpers.terminals import terminal
 
+import deepstack
 from deepstack.base.errors import LockedError, NothingMatchedError, ResourceError
 from deepstack.records import STEPS_COLUMNS, Run, RunFolder, find_runs, problems, run_rows, varying
 
@@ -244,6 +245,23 @@ def test_a_damaged_run_is_named_and_the_others_are_read(
     assert line.startswith("run b is damaged: ")
     assert line.endswith(f"`deepstack verify {file.parent}` says more")
     assert Run(file.parent).state == state
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "evals.csv"])
+def test_a_run_that_has_lost_a_file_is_named_and_left_out(name: str, tmp_path: Path) -> None:
+    for run in ("a", "b", "c"):
+        folder = make_run(tmp_path / "study" / run, f"model: {{depth: {ord(run)}}}\n")
+        folder.write_meta({"created": "2026-01-01T00:00:00Z"})
+        with folder.log("evals", ("step", "loss")) as log:
+            log.write({"step": 3, "loss": 2.0})
+        (folder.path / "checksums.json").write_text('{"evals.csv": "0"}')
+    lost = tmp_path / "study" / "b" / name
+    lost.unlink()
+    found = typed("ls", tmp_path)
+    assert found.exit_code == 0 and f"run b is damaged: {lost}: is " in found.stderr
+    (rest,) = {tuple(deepstack.load_runs(tmp_path / "study", where="state=done")["run"])}
+    assert rest == ("a", "c")
+    assert f"run b is left out: {lost}: is " in typed("compare", tmp_path).stderr
 
 
 # --- the ends of the logs, which `ls` reads -------------------------------------------------------
