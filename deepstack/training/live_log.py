@@ -115,6 +115,7 @@ class LiveLog(Observer, ABC):
                 self.send([(step, values) for _, step, values in self._pending])
             for kind, step, _ in self._pending:
                 self._last[kind] = max(self._last[kind], step)
+            self._pending = []  # they are not sent again, even if they cannot be noted
             self._sent.append((time.monotonic(), dict(self._last)))
             self._note(time.monotonic() - self.write_seconds)
         except Exception as error:
@@ -123,7 +124,7 @@ class LiveLog(Observer, ABC):
                 self._notify(f"{reason(error)}; rows wait")
             self._is_failing = True
         else:
-            self._pending, self._pause, self._is_failing = [], FLUSH_SECONDS, False
+            self._pause, self._is_failing = FLUSH_SECONDS, False
         self._due = time.monotonic() + self._pause
 
     def _note(self, until: float) -> None:

@@ -117,6 +117,25 @@ def test_a_tracker_that_fails_is_named_once_and_gets_its_rows_later(
     assert text.count("log.to: lines: OSError: no answer; rows wait") == 1
 
 
+def test_rows_that_cannot_be_noted_are_not_sent_again(
+    lines: type[Lines], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk keeps the note from being written, and the tracker has the rows."""
+    write, full = live_log.replace, [3, 4, 5]
+
+    def replace(path: Path, *args: Any) -> None:
+        if path.parent.name == "lines" and full:
+            full.pop()
+            raise OSError("no space")
+        write(path, *args)
+
+    monkeypatch.setattr(live_log, "replace", replace)
+    run = deepstack.train(small(**RUN), out=tmp_path)
+    assert not full and run.state == "done"
+    steps = [step for step, values in Lines.rows if "steps/loss" in values]
+    assert steps == sorted(set(steps)) and len(steps) == STEPS
+
+
 def test_rows_that_wait_are_few_and_those_of_the_end_are_named(
     lines: type[Lines], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
