@@ -105,6 +105,8 @@ def select_rows(
             raise NothingMatchedError(f"where: no run has {text}; {values_there(rows, condition)}")
         rows = matching
     if last is not None:
+        if last < 1:
+            raise ConfigError(f"last: found {last}; allowed 1 or more")
         newest = sorted(rows, key=lambda row: row.summary.order)[-last:]
         rows = [row for row in rows if row in newest]
     return list(rows) if sort is None else sort_rows(rows, sort, list_keys(rows), Row.value)
@@ -173,7 +175,7 @@ def make_condition(word: str, value: Any, rows: Sequence[Row]) -> Condition:
     key = Key.look_up(word, list_keys(rows), "where")
     values, choices = values_of(word, value), names_of(key)
     for one in values if choices else ():
-        if one not in choices:
+        if not (isinstance(one, str) and one in choices):
             raise ConfigError(f"where: {unknown(key, yaml_text(one), choices)}")
     values = [choices[one] for one in values] if choices else values
     return Condition(key, "=", [*values, values], parses=False)
@@ -195,7 +197,10 @@ def parse_condition(text: str, rows: Sequence[Row]) -> Condition:
     for value in values if choices else ():
         if not any(is_equal(name, value) for name in choices):
             raise ConfigError(f"where: {unknown(key, value, choices)}")
-    return Condition(key, sign, [choices.get(value, value) for value in values])
+    if choices:  # values in files, of which several may have a name that fits
+        values = [meant for value in values for name, meant in choices.items()
+                  if is_equal(name, value)]  # fmt: skip
+    return Condition(key, sign, values)
 
 
 def names_of(key: str) -> dict[str, str]:

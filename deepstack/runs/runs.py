@@ -84,7 +84,7 @@ class Runs(tuple[Run, ...]):
             selected = self.select(where, sort, last).keep(lambda run: run.damage() is None)
             chosen = choose_best(selected.by_study, best).values()
             return selected.keep(lambda run: any(run in members for members in chosen))
-        if not (where or sort or last):
+        if not (where or sort) and last is None:
             return self
         rows = [Row(run, one) for run, one in zip(self, self.summaries, strict=True)]
         return Runs(row.run for row in select_rows(rows, where, sort, last))

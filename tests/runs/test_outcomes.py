@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import ROOT
 from helpers.command_line import typed
 from helpers.configs import config_with
 from helpers.plot_runs import caption, make_chart, make_run, rows, words
@@ -57,6 +58,16 @@ def test_the_outcome_of_earlier_runs_depends_on_the_distance_from_the_unigram(
     diverged = Run(make_run(tmp_path, state="diverged"))  # whatever its losses
     assert margin(diverged) is not None and outcome(diverged) == "diverged"
     assert outcome(Run(make_run(tmp_path, state="interrupted"))) is None
+
+
+def test_the_distances_are_those_that_the_pages_state() -> None:
+    """0.02 nats below chance and 0.1 above it, as the docstring of the rule explains."""
+    assert (CLEAR, FAR) == (0.02, 0.1)
+    pages = {"charts.md": 2, "tutorials/reading_a_chart.md": 1}
+    for page, times in pages.items():
+        text = " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").split())
+        assert text.count(f"more than {CLEAR:g} nats") + text.count(f"for {CLEAR:g} nats") == times
+        assert f"more than {FAR:g} nats above" in text
 
 
 @pytest.mark.parametrize(

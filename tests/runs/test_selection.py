@@ -63,6 +63,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("state!=done", "p48 d200"),
         ("outcome=trained", "p6"),
         ("outcome=at chance,diverged", "p48 d6"),
+        ("outcome=lear*", "p6"),
+        ("outcome!=lear*,at*", "p48 d48 d200"),
         ("val_loss<2.6", "p6 p48"),
         ("run=d*", "d6 d48 d200"),
         (["scheme=deepnorm", "depth=6,48"], "d6 d48"),
@@ -169,6 +171,11 @@ def test_order_and_number(results: Path) -> None:
     assert names(last=9, sort="-val_loss") == [*reversed(RUNS)]
     assert names(sort="depth", where="scheme=deepnorm") == ["d6", "d48", "d200"]
     assert names(sort="-lr", last=3) == ["d48", "d200", "d6"]
+    for wrong in (0, -1):
+        with pytest.raises(ConfigError, match=f"last: found {wrong}; allowed 1 or more"):
+            names(last=wrong)
+    with pytest.raises(ConfigError, match="unknown state"):
+        names(where={"state": [["done"]]})
     with pytest.raises(ConfigError, match="sort: unknown key 'lsos'; did you mean 'loss'"):
         names(sort="lsos")
 
