@@ -97,6 +97,6 @@ def sweep_finding(runs: Sequence[Run]) -> list[str]:
 
 
 def guess_of(run: Run) -> str:
-    """Return the name of the loss that `analysis.outcomes` compares with."""
+    """Return the name of the loss that `deepstack.runs.outcomes` compares with."""
     is_unigram = "unigram_entropy" in run.columns.get("references", {})
     return "the unigram" if is_unigram else "a guess without context"

@@ -17,7 +17,6 @@ from deepstack.base.registry import nearest
 from deepstack.base.yaml_reader import read
 from deepstack.config import Config
 from deepstack.config.load import printable_path, read_file
-from deepstack.records import RunFolder
 
 if TYPE_CHECKING:
     from deepstack.cli.added_options import SweepOption
@@ -94,6 +93,8 @@ def naming_other_kinds(path: Path) -> Iterator[None]:
     try:
         yield
     except ConfigError:
+        from deepstack.records import RunFolder
+
         folder = RunFolder(path.parent)
         if path.name == folder.config_path.name and folder.exists():
             from deepstack.training import require_trained_here

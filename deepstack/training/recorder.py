@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,10 +16,6 @@ from deepstack.fast import Measured
 from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS, AppendLog, RunFolder
 from deepstack.training.observer import Observer
 from deepstack.training.resources import peak_memory_mb
-
-if TYPE_CHECKING:
-    pass
-
 
 # Without deterministic kernels a replayed row may differ by rounding that training has amplified.
 TOLERANCE = 1e-2

@@ -103,7 +103,7 @@ def meaning_of(corrected: conf.Config, depths: Sequence[int]) -> list[str]:
     outside = {n for n in (depth, train.base_depth) if not min(depths) <= n <= max(depths)}
     for n in sorted(outside):
         lines.append(
-            f"N = {n} lies outside the measured depths, {min(depths)} to {max(depths)}: its factors "
-            "are extrapolated"
+            f"N = {n} lies outside the measured depths, {min(depths)} to {max(depths)}: its "
+            "factors are extrapolated"
         )
     return lines

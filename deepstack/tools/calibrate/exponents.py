@@ -184,8 +184,8 @@ def interpolated_factors(
 ) -> dict[str, float]:
     """Return factors on the roles' rates at `depth` that give each its update at depth `base`.
 
-    Interpolates log ‖ΔF_role‖ (its mean over seeds) linearly in log N between the measured depths; the
-    outermost slopes go on beyond them.  Roles that do not move F have no factor.
+    Interpolates log ‖ΔF_role‖ (its mean over seeds) linearly in log N between the measured depths;
+    the outermost slopes go on beyond them.  Roles that do not move F have no factor.
     """
     chosen = updates[(updates["step"] == step) & (updates["lr"] == updates["lr"].max())]
     factors = {}
