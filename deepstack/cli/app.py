@@ -278,11 +278,18 @@ def version(
         raise typer.Exit()
 
 
+def leave_objects() -> None:
+    """Let the system free all memory at once at exit, where no one waits for single objects.
+
+    The garbage collector would walk over all objects of torch.  Triton reports its own objects as
+    leaked unless they are freed one by one.
+    """
+    gc.unfreeze() if "triton" in sys.modules else gc.freeze()
+
+
 def main(application: typer.Typer = app) -> None:
     """Run the `deepstack` command, or another application."""
-    # At exit the system frees all memory at once. Without this, the garbage collector would walk
-    # over all objects of torch to free them one by one.
-    atexit.register(gc.freeze)
+    atexit.register(leave_objects)
     open_closed_streams()
     for stream in (sys.stdout, sys.stderr):  # escape characters outside of a stream's encoding
         if isinstance(stream, io.TextIOWrapper):

@@ -35,6 +35,14 @@ def run_check(folder: object = "", **options: Any) -> subprocess.CompletedProces
     return subprocess.run(words, capture_output=True, text=True, env=environment, **options)
 
 
+def test_a_command_that_has_imported_triton_ends_without_a_word() -> None:
+    """Triton writes thirty lines about leaks if its objects are not freed at exit."""
+    pytest.importorskip("triton")
+    code = "import sys, triton\nfrom deepstack.cli import main\nsys.argv = ['', '--help']\nmain()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == ""
+
+
 @pytest.mark.parametrize(
     ("module", "number"),
     [("typer", signal.SIGINT), ("typer", signal.SIGHUP), ("torch", signal.SIGTERM)],
