@@ -17,7 +17,7 @@ import deepstack
 from deepstack.base.errors import ConfigError
 from deepstack.config import Config, digest, with_overrides
 from deepstack.model import with_defaults, without_defaults
-from deepstack.tasks import IGNORE, Batch, build_task
+from deepstack.tasks import IGNORE, TASKS, Batch, build_task
 from deepstack.training.evaluation import Evaluation
 
 
@@ -131,6 +131,11 @@ BLIND = {
     "group": ("group", "decoder", 3, {"degree": 2}, OWN),
     "group of six": ("group", "decoder", 4, {"degree": 3}, OWN),
 }  # fmt: skip
+
+
+def test_every_synthetic_task_has_a_blind_predictor() -> None:
+    """docs/extending/task.md: a new task gets a row of BLIND."""
+    assert {task for task, *_ in BLIND.values()} == set(TASKS) - {"text", "tokens"}
 
 
 @pytest.mark.parametrize("name", BLIND)
