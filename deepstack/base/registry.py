@@ -59,7 +59,8 @@ class Registry(Mapping[str, T]):
         if nearest(str(name), self) is not None:
             raise ConfigError(unknown(self.kind, name, self))
         files = [one.removeprefix(PREFIX) + ".py" for one in sys.modules if one.startswith(PREFIX)]
-        hint = f"a {self.kind} of your own comes with --plugin FILE"
+        article = "an" if self.kind[0] in "aeiou" else "a"
+        hint = f"{article} {self.kind} of your own comes with --plugin FILE"
         if files:
             hint = f"{', '.join(sorted(files))} of --plugin defines no {self.kind} of that name"
         command = f"deepstack list {LISTED[self.kind]}" if self.kind in LISTED else ""

@@ -21,6 +21,8 @@ from deepstack.cli import (
 from deepstack.records import Run, RunFolder, existing_run, followed, replace_all
 from deepstack.runs import Runs
 
+OTHER_FORMATS = (".pt", ".pth", ".bin", ".ckpt", ".onnx", ".npz", ".h5", ".gguf")
+
 
 @command("Tools", "deepstack export results/quick/RUN --to model.safetensors")
 def export_command(
@@ -59,6 +61,10 @@ def export_command(
 
     if to is None:
         raise ConfigError("--to is missing: give a new folder, or x.safetensors")
+    if to.suffix in OTHER_FORMATS:
+        raise ConfigError(
+            f"--to: found {to.name}; allowed {to.stem}.safetensors, or a folder"
+        )
     load_plugins(plugin)
     folder = existing_run(run)
     paths = export_paths(to)

@@ -77,6 +77,8 @@ def test_export_replaces_nothing(runs: dict[str, Path], tmp_path: Path) -> None:
     assert typed("export", runs["separate"], "--to", to).exit_code == 0
     again = typed("export", runs["separate"], "--to", to)
     assert again.exit_code == 2 and "exists already" in again.stderr
+    other = typed("export", runs["separate"], "--to", tmp_path / "my.pt")
+    assert other.exit_code == 2 and "allowed my.safetensors, or a folder" in other.stderr
 
 
 def test_files_that_do_not_belong_together_are_refused_as_an_export(tmp_path: Path) -> None:
