@@ -40,7 +40,7 @@ from deepstack.runs.quantities import (
 from deepstack.runs.runs import Runs
 from deepstack.runs.series import undetermined
 from deepstack.runs.settings import DEPTH, SCHEME, order_of, require, scheme_label
-from deepstack.runs.statistics import has_diverged
+from deepstack.runs.statistics import has_diverged, mask_note
 from deepstack.runs.tidy import seed_statistics
 
 MOST_NUMBERS = 64  # cells of a map up to which each shows its number
@@ -292,6 +292,8 @@ def notes_on(runs: Sequence[Run], quantity: Quantity, across: str, options: Opti
     elif across in runs[0].flat_config or across == LAYER:
         notes.append(f"step {options.at_step}")
     notes += means_note(runs)
+    if (quantity.source, quantity.column) == ("evals", "loss") and (where := mask_note(runs)):
+        notes.append(f"over all predicted positions; the loss{where} is val_loss_masked")
     if options.smooth > 1 and across == STEP:
         notes.append(f"mean over {options.smooth} rows")
     return notes

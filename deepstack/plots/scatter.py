@@ -19,6 +19,7 @@ from deepstack.runs.captions import means_note
 from deepstack.runs.comparison import comparison, number_of
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import SCHEME, require, scheme_label
+from deepstack.runs.statistics import mask_note
 
 AXIS_LABELS = {
     "depth": "depth N (layers)",
@@ -75,11 +76,11 @@ def scatter(runs: Runs, x: str, y: str, *, options: Options) -> Chart:
             drawing.entry(label, **style)
         values = points["x"].tolist()
         number_axis(panel.axes, "x", values, is_wide(values))
-        panel.axes.set_xlabel(label_of(x, rows))
-    drawing.value_axis(label_of(y, rows), drawing.panels)
+        panel.axes.set_xlabel(label_of(x, runs, rows))
+    drawing.value_axis(label_of(y, runs, rows), drawing.panels)
     left_out = counted("{} rows", len(rows) - len(points))
     drawing.note(f"left out: {left_out} of compare without a value", when=len(rows) > len(points))
-    across, up = (label_of(name, rows).partition(" (")[0] for name in (x, y))
+    across, up = (label_of(name, runs, rows).partition(" (")[0] for name in (x, y))
     return drawing.finish(f"{up[0].upper()}{up[1:]} against {across}", *means_note(runs))
 
 
@@ -89,7 +90,8 @@ def is_number(value: Any) -> bool:
     return is_numeric and math.isfinite(value)
 
 
-def label_of(column: str, rows: list[dict[str, Any]]) -> str:
+def label_of(column: str, runs: Runs, rows: list[dict[str, Any]]) -> str:
     """Return the label of the axis of a column."""
-    measure = rows[0].get("update_measure", "")
-    return AXIS_LABELS.get(column, Key(column).words).format(measure=measure)
+    text = AXIS_LABELS.get(column, Key(column).words)
+    text = text.replace("validation loss", f"validation loss{mask_note(runs)}")
+    return text.format(measure=rows[0].get("update_measure", ""))

@@ -42,8 +42,17 @@ def test_a_point_is_a_row_of_compare_in_the_colour_of_its_scheme(study: Path) ->
     assert colours == {to_hex(scheme_style(name)["color"]) for name in SCHEMES}
     assert all(line.get_linestyle() == "None" for line in axes.lines)
     assert (axes.get_xlabel(), axes.get_ylabel()) == (
-        "‖ΔF‖ after the first step", "validation loss (nats)",
+        "‖ΔF‖ after the first step", "validation loss on [MASK] (nats)",
     )  # fmt: skip
+
+
+def test_a_chart_of_another_loss_than_that_of_compare_says_which(
+    study: Path, tmp_path: Path
+) -> None:
+    words = ["--x", "depth", "--y", "val_loss", "--to", tmp_path]
+    succeed("plot", "metric", study, *words)
+    (text,) = (path.read_text() for path in tmp_path.glob("*.txt"))
+    assert "over all predicted positions; the loss on [MASK] is val_loss_masked" in text
 
 
 def test_the_points_are_those_of_the_table(study: Path) -> None:
