@@ -62,9 +62,7 @@ def export_command(
     if to is None:
         raise ConfigError("--to is missing: give a new folder, or x.safetensors")
     if to.suffix in OTHER_FORMATS:
-        raise ConfigError(
-            f"--to: found {to.name}; allowed {to.stem}.safetensors, or a folder"
-        )
+        raise ConfigError(f"--to: found {to.name}; allowed {to.stem}.safetensors, or a folder")
     load_plugins(plugin)
     folder = existing_run(run)
     paths = export_paths(to)
