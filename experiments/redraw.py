@@ -149,6 +149,12 @@ class Redrawing:
     def contents(self) -> list[tuple[str, str, list[str]]]:
         """Return panel of the CSV, title and series of each panel that is drawn."""
         panels = list(dict.fromkeys(self.values["panel"]))
+        of_panel = {
+            panel: [one for one in self.series if one in set(rows["series"])]
+            for panel, rows in self.values.groupby("panel", sort=False)
+        }
+        if any(shown != self.series for shown in of_panel.values()):  # a panel a scheme
+            return [(str(panel), str(panel), shown) for panel, shown in of_panel.items()]
         by_layer_or_depth = self.name in (*OF_DEPTHS, "coordinate_check")
         members = {} if by_layer_or_depth else self.by_scheme()
         if len(self.series) <= MOST_LINES or len(members) in (0, 1, len(self.series)):

@@ -1,4 +1,7 @@
-"""Draws the losses and gradients of this experiment: python experiments/fine_tuning/figure.py."""
+"""Draws the losses and gradients of this experiment: python experiments/fine_tuning/figure.py.
+
+Without the runs in results/ it draws them from figures/runs.csv.
+"""
 
 from pathlib import Path
 
@@ -10,7 +13,10 @@ from deepstack.plots import deepstack_style, scheme_style
 from deepstack.records import Run, find_runs
 
 HERE = Path(__file__).parent
+STUDIES = Path("results/fine_tuning_starts"), Path("results/fine_tuning")
 KINDS = {"starting points": 0, "trained start": 1, "from scratch": 2}
+# Chain -> the kinds of runs that learn it
+CHAINS = {"first chain": ["starting points"], "second chain": ["trained start", "from scratch"]}
 
 
 def row_of(run: Run) -> dict[str, object]:
@@ -32,13 +38,21 @@ def row_of(run: Run) -> dict[str, object]:
     return row
 
 
-def main() -> None:
-    """Write runs.csv and the figure from results/."""
-    runs = [*find_runs(Path("results/fine_tuning_starts")), *find_runs(Path("results/fine_tuning"))]
-    table = pd.DataFrame([row_of(run) for run in runs])
+def read_table() -> pd.DataFrame:
+    """Return a row for each run, from results/ (then runs.csv is written) or from runs.csv."""
+    path = HERE / "figures" / "runs.csv"
+    if not all(study.is_dir() for study in STUDIES):
+        return pd.read_csv(path)
+    table = pd.DataFrame([row_of(run) for study in STUDIES for run in find_runs(study)])
     table = table.sort_values(["scheme", "kind", "seed"])
-    (HERE / "figures").mkdir(exist_ok=True)
-    table.round(5).to_csv(HERE / "figures" / "runs.csv", index=False)
+    path.parent.mkdir(exist_ok=True)
+    table.round(5).to_csv(path, index=False)
+    return table
+
+
+def main() -> None:
+    """Draw the figure."""
+    table = read_table()
     with deepstack_style():
         figure, (left, right) = plt.subplots(1, 2, figsize=(6.8, 2.6), layout="constrained")
         for i, (scheme, rows) in enumerate(table.groupby("scheme")):
@@ -55,7 +69,12 @@ def main() -> None:
             right.plot(layers, norms.mean(axis=0), label=label, **style)
             low, high = norms.min(axis=0), norms.max(axis=0)
             right.fill_between(layers, low, high, color=style["color"], alpha=0.18, lw=0)
-        left.axhline(table["unigram_gap"].mean(), color="#888888", ls="--", lw=0.9, label="unigram")
+        for chain, kinds in CHAINS.items():
+            level = table[table["kind"].isin(kinds)]["unigram_gap"].mean()
+            first, last = KINDS[kinds[0]] - 0.35, KINDS[kinds[-1]] + 0.35
+            left.plot([first, last], [level, level], color="#888888", ls="--", lw=0.9)
+            left.text(last, level, chain, ha="right", va="bottom", color="#888888", fontsize=7)
+        left.plot([], [], color="#888888", ls="--", lw=0.9, label="unigram, mean over the seeds")
         left.plot([], [], "o", ms=9, mfc="none", color="#888888", label="mean of five seeds")
         left.legend(loc="lower left")
         left.set(ylabel="validation loss − optimum (nats)", ylim=(0, None))
