@@ -264,4 +264,15 @@ ROWS = (
         "training/test_kept_weights.py"
         "::test_the_disk_estimate_is_near_the_bytes_of_a_run[adamw]",
     ),
+    (
+        "a_state_named_step_is_one_number", "training",
+        'return name == "step" and not isinstance(optimizer, RuleOptimizer)',
+        'return name == "step"',
+        "plugins/test_rules_and_instruments.py::test_a_state_may_have_any_name",
+    ),
+    (
+        "a_lost_log_is_not_damage", "records",
+        "if state in ENDED and not self.evals_path.exists():", "if False:",
+        "records/test_runs.py::test_a_run_that_has_lost_a_file_is_named_and_left_out",
+    ),
 )  # fmt: skip

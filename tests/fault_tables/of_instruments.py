@@ -209,4 +209,9 @@ ROWS = (
         "tools/coordinates/test_exponents.py"
         "::test_the_remedy_of_a_branch_is_the_multiplier_of_its_rule[completep-1/depth]",
     ),
+    (
+        "changed_parameters_are_allowed", "diagnostics",
+        "if sums_of_bits(built) != before[0]:", "if False:",
+        "plugins/test_rules_and_instruments.py::test_an_instrument_that_changes_the_run_is_refused",
+    ),
 )  # fmt: skip

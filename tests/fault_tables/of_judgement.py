@@ -165,8 +165,7 @@ ROWS = (
     ),
     (
         "the_rival_has_the_second_best_mean", "runs",
-        "unknown[0] if unknown else min(gaps, key=lambda i: round(gaps[i].low, DIGITS))",
-        "[*unknown, *gaps][0]",
+        "rival = min(known, key=lambda i: round(gaps[i].low, DIGITS))", "rival = known[0]",
         "tools/answer/test_compared_settings.py"
         "::test_the_rival_is_the_setting_whose_interval_reaches_furthest_down",
     ),
@@ -283,5 +282,34 @@ ROWS = (
         "student(blocks) * error if has_interval", "error if has_interval",
         "runs/test_outcomes.py"
         "::test_a_run_has_learnt_if_its_interval_over_blocks_lies_below_chance",
+    ),
+    (
+        "learnt_by_another_distance", "runs", "CLEAR, FAR = 0.02, 0.1", "CLEAR, FAR = 0.05, 0.1",
+        "runs/test_outcomes.py::test_the_distances_are_those_that_the_pages_state",
+    ),
+    (
+        "a_far_setting_without_an_interval_is_the_rival", "runs",
+        "if not known or (unknown and all_count):", "if unknown:",
+        "runs/test_missing_seeds.py"
+        "::test_a_setting_without_an_interval_far_behind_the_rival_is_named_and_not_counted",
+    ),
+    (
+        "a_near_setting_without_an_interval_does_not_count", "runs",
+        "if not known or (unknown and all_count):", "if not known:",
+        "runs/test_missing_seeds.py"
+        "::test_a_setting_without_an_interval_far_behind_the_rival_is_named_and_not_counted",
+    ),
+    (
+        "interpolation_of_arithmetic_means", "tools/calibrate",
+        'logs = np.log(table["value"]).groupby(table["depth"]).mean()',
+        'logs = np.log(table["value"].groupby(table["depth"]).mean())',
+        "tools/calibrate/test_calibrate.py"
+        "::test_a_bend_shows_as_curvature_and_is_followed_by_interpolation",
+    ),
+    (
+        "sides_of_a_comparison_stay_both", "tools/own_trainer",
+        "            chosen = text.split(\",\")\n", "",
+        "tools/own_trainer/test_study_files.py"
+        "::test_the_command_line_chooses_one_side_of_a_comparison",
     ),
 )  # fmt: skip
