@@ -128,3 +128,4 @@ from deepstack.runs.words import joined as joined
 from deepstack.runs.words import margin_clause as margin_clause
 from deepstack.runs.words import nats as nats
 from deepstack.runs.words import rate_sentence as rate_sentence
+from deepstack.runs.words import uncounted_text as uncounted_text

@@ -33,6 +33,7 @@ from deepstack.runs import (
     result_of,
     spike_sentences,
     steps_of,
+    uncounted_text,
 )
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ def best_of_depths(runs: Runs, best: Sequence[str] = ()) -> list[dict[str, Any]]
                 "verdict": verdict_of(gap),
                 "unit": margin.leader.unit,
                 "looks": has_looks(margin.leader.runs),
+                "uncounted": uncounted_text(margin),
             }
         )
     return rows
@@ -152,6 +154,7 @@ def leader_sentence(row: dict[str, Any]) -> str:
         interval = f"95 % interval {row['low']:.3f} to {row['high']:.3f}, {row['pairs']} seeds"
         interval = interval.replace("-", "−")
         interval += f"; {UNCOUNTED}" if row["looks"] else ""
+    interval += row["uncounted"]
     what = "has the lowest validation loss" if row["lowest"] else "is the best over shared seeds"
     return (
         f"{at}{row['leader']} {what}, "
