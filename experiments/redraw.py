@@ -3,12 +3,13 @@
     python experiments/redraw.py [--check] [PART OF A PATH …]
 
 figures.yaml lists them.  Figures of published runs are drawn from the runs.  The other figures are
-drawn from the CSV beside them, in the style of `deepstack plot`.  --check writes nothing: it fails
-where the drawn values differ from the tracked CSV.
+drawn from the CSV beside them, in the style of `deepstack plot`, or by the script of their study.
+--check writes nothing: it fails where the drawn values differ from the tracked CSV.
 """
 
 import argparse
 import math
+import subprocess
 import sys
 from collections.abc import Sequence
 from itertools import product
@@ -346,6 +347,11 @@ def main() -> None:
     names = [n for n in entries() if not args.parts or any(part in n for part in args.parts)]
     differing = []
     for name in names:
+        if script := entries()[name].get("script"):
+            if not args.check:
+                subprocess.run([sys.executable, HERE / script], check=True, stdout=sys.stderr)
+                print((HERE / name).with_suffix(".png").relative_to(ROOT))
+            continue
         path, chart = HERE / name, draw(name)
         if differs(chart, path.with_suffix(".csv")):
             differing.append(name)

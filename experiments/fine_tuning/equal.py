@@ -1,5 +1,9 @@
-"""Draws losses after equal starting points: python experiments/fine_tuning/equal.py."""
+"""Draws losses after equal starting points from figures/equal.csv.
 
+python experiments/fine_tuning/equal.py [RESULTS: collect the runs there first]
+"""
+
+import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -37,10 +41,14 @@ def interval(values: pd.Series) -> str:
 
 
 def main() -> None:
-    """Write equal.csv and equal.png from results/, and print differences paired by seed."""
-    table = pd.DataFrame([row_of(run) for run in find_runs(Path("results/fine_tuning_equal"))])
-    table = table.sort_values(["lr", "scheme", "start", "seed"])
-    table.round(5).to_csv(HERE / "figures" / "equal.csv", index=False)
+    """Write equal.png from equal.csv, and print differences paired by seed."""
+    path = HERE / "figures" / "equal.csv"
+    if len(sys.argv) > 1:
+        runs = find_runs(Path(sys.argv[1]) / "fine_tuning_equal")
+        rows = pd.DataFrame([row_of(run) for run in runs])
+        rows = rows.sort_values(["lr", "scheme", "start", "seed"])
+        rows.round(5).to_csv(path, index=False)
+    table = pd.read_csv(path)
     gaps = table.pivot(index="seed", columns=["lr", "scheme", "start"], values="gap")
     rates = sorted(set(table["lr"]))
     for lr in rates:

@@ -1,8 +1,9 @@
-"""Draws the losses and gradients of this experiment: python experiments/fine_tuning/figure.py.
+"""Draws the losses and gradients of this experiment from figures/runs.csv.
 
-Without the runs in results/ it draws them from figures/runs.csv.
+python experiments/fine_tuning/figure.py [RESULTS: collect the runs there first]
 """
 
+import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -13,7 +14,7 @@ from deepstack.plots import deepstack_style, scheme_style
 from deepstack.records import Run, find_runs
 
 HERE = Path(__file__).parent
-STUDIES = Path("results/fine_tuning_starts"), Path("results/fine_tuning")
+STUDIES = "fine_tuning_starts", "fine_tuning"
 KINDS = {"starting points": 0, "trained start": 1, "from scratch": 2}
 # Chain -> the kinds of runs that learn it
 CHAINS = {"first chain": ["starting points"], "second chain": ["trained start", "from scratch"]}
@@ -39,11 +40,12 @@ def row_of(run: Run) -> dict[str, object]:
 
 
 def read_table() -> pd.DataFrame:
-    """Return a row for each run, from results/ (then runs.csv is written) or from runs.csv."""
+    """Return a row for each run, from runs.csv, which is written first if a folder is given."""
     path = HERE / "figures" / "runs.csv"
-    if not all(study.is_dir() for study in STUDIES):
+    if len(sys.argv) < 2:
         return pd.read_csv(path)
-    table = pd.DataFrame([row_of(run) for study in STUDIES for run in find_runs(study)])
+    studies = [Path(sys.argv[1]) / study for study in STUDIES]
+    table = pd.DataFrame([row_of(run) for study in studies for run in find_runs(study)])
     table = table.sort_values(["scheme", "kind", "seed"])
     path.parent.mkdir(exist_ok=True)
     table.round(5).to_csv(path, index=False)
