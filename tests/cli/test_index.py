@@ -219,6 +219,7 @@ print("$ values", *values_of("log.flavour"))
 """
 
 
+@pytest.mark.slow
 def test_a_kind_of_definitions_and_an_instrument_need_no_line_elsewhere(tmp_path: Path) -> None:
     """A folder defines a kind, and an instrument without columns in settings.py."""
     folder = "deepstack/instruments/flavours"

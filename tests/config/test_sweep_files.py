@@ -146,8 +146,12 @@ def test_the_promised_examples_are_there() -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, marks=needs_settings_of(path), id=f"{path.parent.name}/{path.name}")
-        for path in FILES
+        pytest.param(
+            path,
+            marks=[needs_settings_of(path), *([pytest.mark.slow(turn=at)] if at % 3 else [])],
+            id=f"{path.parent.name}/{path.name}",
+        )
+        for at, path in enumerate(FILES)
     ],
 )
 def test_every_yaml_is_loaded_and_built(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

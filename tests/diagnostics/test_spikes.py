@@ -236,7 +236,7 @@ def raise_one_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize("at", [30, pytest.param(41, marks=pytest.mark.slow), 50])
+@pytest.mark.parametrize("at", [30, *(pytest.param(at, marks=pytest.mark.slow) for at in (41, 50))])
 def test_a_resumed_run_has_the_same_spikes_and_records(
     at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

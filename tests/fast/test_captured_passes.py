@@ -111,7 +111,7 @@ def test_a_pass_that_cannot_be_captured_runs_kernel_by_kernel(
     assert [line.startswith(reason) for line in lines] == [True] * (failures >= 2)
 
 
-@pytest.mark.parametrize("settings", some(SETTINGS, 6, 1), ids=str)
+@pytest.mark.parametrize("settings", some(SETTINGS, 12, 1), ids=str)
 def test_a_captured_run_writes_the_bytes_of_an_eager_one(
     settings: dict[str, Any],
     graphs: list[CpuGraph],

@@ -181,6 +181,7 @@ def test_one_graph_for_all_layers_of_a_kind_in_each_mode(
     assert len(graphs) == 2 * kinds, "with gradients and without"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:::torch")  # it warns of its own functions
 @pytest.mark.parametrize("name", ["deepnorm", "hyper_connections"])
 def test_equal_runs_of_a_process_compile_once(

@@ -99,8 +99,8 @@ ONEDNN = [
 ]
 OF_SCHEMES = [{"model__scheme": name} for name in SCHEMES.names()]
 CASES = [
-    *some(OF_SCHEMES, 12, SCHEMES.names().index("depth_mup") % 12),
-    *some(KINDS, 7),
+    *some(OF_SCHEMES, 24, SCHEMES.names().index("depth_mup") % 24),
+    *some(KINDS, 14),
     *(pytest.param(kind, marks=NEEDS_ONEDNN) for kind in ONEDNN),
 ]
 

@@ -49,7 +49,14 @@ def test_shards_have_the_loss_and_the_gradient_of_the_batch(shards: int) -> None
     "changes",
     [
         {},
-        {"train__spectral_penalty": 0.1, "model__family": "encoder_decoder", "task__name": "copy"},
+        pytest.param(
+            {
+                "train__spectral_penalty": 0.1,
+                "model__family": "encoder_decoder",
+                "task__name": "copy",
+            },
+            marks=pytest.mark.slow,
+        ),
         pytest.param(BY_ONEDNN, marks=[NEEDS_ONEDNN, pytest.mark.slow]),
         WIDE | {"train__precision": "bf16"},
     ],

@@ -58,6 +58,7 @@ def test_the_command_of_the_recipe_is_listed_and_runs(copy: Path) -> None:
     assert printed["files"] == 3 and printed["bytes"] > 100
 
 
+@pytest.mark.slow
 def test_the_chart_of_the_recipe_is_drawn_by_an_instrument_and_by_a_plugin(
     copy: Path, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from helpers.small_runs import small
 
 import deepstack
@@ -32,6 +33,7 @@ def grown(way: str | None, seed: int, rate: float, out: Path) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_seeds_of_a_grown_stack_are_one_setting(tmp_path: Path) -> None:
     for way in (None, "stack", "interleave"):
         for seed in (0, 1):
@@ -44,6 +46,7 @@ def test_seeds_of_a_grown_stack_are_one_setting(tmp_path: Path) -> None:
     assert [(len(one.cell.tried), len(one.runs)) for one in runs.bests()] == [(2, 2)] * 3
 
 
+@pytest.mark.slow
 def test_a_run_and_its_fine_tuning_are_told_apart_by_what_came_before(tmp_path: Path) -> None:
     before, out = tmp_path / "before", tmp_path / "last"
     for seed in (0, 1):
@@ -73,6 +76,7 @@ def test_starts_of_other_seeds_are_settings(tmp_path: Path) -> None:
     assert len(set(labels)) == 2 and all("before" in label for label in labels)
 
 
+@pytest.mark.slow
 def test_further_seeds_need_their_own_starts(tmp_path: Path) -> None:
     for seed in (0, 1):
         grown("stack", seed, 1e-3, tmp_path)

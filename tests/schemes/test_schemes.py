@@ -148,7 +148,7 @@ def test_initial_standard_deviations(
 # whose weights grow as N^3, to 64 GB.
 GROWING = ("deep_delta", "mudd")
 DEEP = [
-    *some([(name, 100) for name in SCHEMES.names()], 6, 1),
+    *some([(name, 100) for name in SCHEMES.names()], 12, 1),
     ("deepnorm", 1000),
     *[
         pytest.param(name, 1000, marks=pytest.mark.slow(turn=at))

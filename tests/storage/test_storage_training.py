@@ -11,7 +11,7 @@ from random import Random
 import pytest
 from helpers import storage_trials as trials
 from helpers.extensions import known_words
-from helpers.sampling import ROTATION, rotating
+from helpers.sampling import ROTATION, rotating, some
 from helpers.storage_harness import Harness, rows_of
 from helpers.storage_run import STEPS
 
@@ -57,7 +57,7 @@ MANY: dict[str, Trials] = {
     "all power cuts": trials.power_cuts_after_kills,
 }
 KINDS = [
-    *FEW,
+    *some(FEW, 3),
     *rotating(SOME, 3),
     *(pytest.param(kind, marks=pytest.mark.full) for kind in MANY),
 ]

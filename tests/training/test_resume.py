@@ -47,7 +47,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("settings", VARIANTS, ids=str)
+@pytest.mark.parametrize("settings", some(VARIANTS, 2), ids=str)
 @pytest.mark.parametrize("at", some([4, 1, 7, 11], 4))
 def test_interrupted_and_continued_is_uninterrupted(
     at: int, settings: dict[str, Any], tmp_path: Path

@@ -112,6 +112,7 @@ def test_steps_that_are_trained_again_are_shown_once(tmp_path: Path) -> None:
     assert read == [(s, float(s)) for s in range(6)] + [(s, s + 0.06) for s in range(6, 13)]
 
 
+@pytest.mark.slow
 @needs_tensorboard
 def test_a_run_that_begins_again_hides_the_rows_of_its_first_start(tmp_path: Path) -> None:
     """Killed before its first checkpoint, it has event files and begins at step 1."""

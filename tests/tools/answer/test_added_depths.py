@@ -111,6 +111,7 @@ def rates(study: Path, depth: int) -> set[float]:
     return {json.loads(file.read_text())["train"]["lr"] for file in files}
 
 
+@pytest.mark.slow
 def test_an_added_depth_is_trained_by_its_rule_and_named_in_the_sentence(tmp_path: Path) -> None:
     study = study_with("train.lr: 2.5e-3", "train.lr: 1e-3")
     training: Any = RecordedTraining(tmp_path)

@@ -85,6 +85,7 @@ def test_roles_that_move_nothing_but_rounding_are_named(tmp_path: Path) -> None:
     assert "w1" in measured.unmoved and "scheme" not in measured.unmoved
 
 
+@pytest.mark.slow
 @measures_parts
 def test_roles_can_be_trained_alone_for_several_steps(tmp_path: Path) -> None:
     config = small(model__scheme="post_ln", train__trainable=["v", "w2"], train__lr=0.1)

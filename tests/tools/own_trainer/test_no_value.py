@@ -77,10 +77,10 @@ def test_a_file_with_other_numbers_names_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("with_value", "with_code", "workers"),
     [
-        ([0], [], 1),  # an earlier run has a value
+        pytest.param([0], [], 1, marks=pytest.mark.slow),  # an earlier run has a value
         ([1], [], 2),  # one that still ran has a value
         ([], [0, 1, 2, 3], 1),  # no run ended with exit code 0
-        ([0], [0], 1),  # a failed run has a value
+        pytest.param([0], [0], 1, marks=pytest.mark.slow),  # a failed run has a value
     ],
 )
 def test_other_runs_without_a_value_leave_the_study_going(

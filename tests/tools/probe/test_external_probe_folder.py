@@ -247,6 +247,7 @@ def test_the_factors_make_the_update_independent_of_depth(example: dict[str, Any
     assert free.linearity == pytest.approx(0.5, abs=0.01)
 
 
+@pytest.mark.slow
 @needs("calibrate")
 def test_every_step_is_measured_if_none_divides_the_others(
     example: dict[str, Any], tmp_path: Path
