@@ -284,7 +284,10 @@ def leave_objects() -> None:
     The garbage collector would walk over all objects of torch.  Triton reports its own objects as
     leaked unless they are freed one by one.
     """
-    gc.unfreeze() if "triton" in sys.modules else gc.freeze()
+    if "triton" in sys.modules:
+        gc.unfreeze()
+    else:
+        gc.freeze()
 
 
 def main(application: typer.Typer = app) -> None:

@@ -89,7 +89,7 @@ def naming_mistyped_signs(path: Path) -> Iterator[None]:
 
 @contextmanager
 def naming_other_kinds(path: Path) -> Iterator[None]:
-    """Say what a file is that the block cannot read: another kind of study, or a foreign run."""
+    """Name the kind of a file that the block cannot read: another study, or a foreign run."""
     try:
         yield
     except ConfigError:

@@ -169,7 +169,7 @@ def check_instruments(log: Any) -> None:
 
 @contextmanager
 def refusing_changes(instrument: Instrument, method: str, built: Built) -> Iterator[None]:
-    """Raise PluginError if the block changes a parameter, or torch's global random numbers.
+    """Raise PluginError if the block changes a parameter, or torch's random state on the CPU.
 
     method: of the instrument, which the block calls.
 

@@ -106,7 +106,7 @@ class RunFolder:
         return self.config_path.is_file()
 
     def was_run(self) -> bool:
-        """Return whether this folder holds a run, or what is left of one without config.yaml."""
+        """Return whether this folder holds a run, also one that has lost its config.yaml."""
         return self.exists() or (self.status_path.is_file() and self.meta_path.is_file())
 
     @contextlib.contextmanager

@@ -4,6 +4,7 @@ from pathlib import Path
 from textwrap import indent
 
 import pytest
+import torch
 from helpers import QUICK
 from helpers.command_line import TINY, refusal, succeed
 
@@ -48,6 +49,16 @@ def test_a_wrong_update_is_named_before_training(body: str, message: str, tmp_pa
     said = refusal(2, "check", QUICK, OPTIMIZER, "--plugin", file)
     line = RULE.count("\n") + body.split("def update")[0].count("\n") + 1
     assert f"the optimizer own: {file}:{line}: update {message}" in said
+
+
+@pytest.mark.parametrize(
+    "u", ["g + torch.randn_like(g)", "g * m / m"], ids=["random", "0/0 at the start"]
+)
+def test_a_rule_of_single_numbers_is_accepted(u: str, tmp_path: Path) -> None:
+    body = f"state = ('m',)\ndef update(self, p, g, m):\n    return {u}, m + g"
+    before = torch.get_rng_state()
+    succeed("check", QUICK, OPTIMIZER, "--plugin", write(tmp_path, f"import torch\n{RULE}", body))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("replay", ["false", "true"])
