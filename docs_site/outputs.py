@@ -21,6 +21,7 @@ PAGES = sorted((ROOT / "docs/questions").glob("*.md"))
 BLOCK = re.compile(r"(?<=```console\n).*?(?=```)", re.DOTALL)
 FILE = re.compile(r'```\w+ title="([\w.]+\.(?:py|yaml))"\n(.*?)```', re.DOTALL)
 GUIDE = re.compile(r"\]\(\.\./([\w/]+\.md)")
+PROGRESS = re.compile(r": \d+ of \d+ runs$")  # printed where a command takes half a minute
 COLUMNS = "100"
 
 
@@ -55,7 +56,8 @@ def outputs_of(page: Path) -> Iterator[tuple[str, str]]:
                         text=True,
                         check=True,
                     )
-                    yield line, "\n".join(map(str.rstrip, done.stdout.strip("\n").splitlines()))
+                    lines = done.stdout.strip("\n").splitlines()
+                    yield line, "\n".join(x.rstrip() for x in lines if not PROGRESS.search(x))
 
 
 def shown_on(page: Path) -> list[tuple[str, str]]:

@@ -108,7 +108,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_ctrl_z_stops_the_runs_of_a_sweep_and_fg_continues_them(tmp_path: Path) -> None:
     words = ["sweep", "quick", *TINY, "train.steps=1000", "seed=0,1", "runtime.replay=false"]
-    words += ["--out", str(tmp_path), "--study", "s", "--workers", "2", "--run-timeout", "40"]
+    words += ["--out", str(tmp_path), "--study", "s", "--workers", "2", "--run-timeout", "200"]
     sweep = subprocess.Popen([sys.executable, "-m", "deepstack", *words], stderr=subprocess.PIPE)
 
     def steps() -> list[int]:
@@ -124,7 +124,7 @@ def test_ctrl_z_stops_the_runs_of_a_sweep_and_fg_continues_them(tmp_path: Path) 
         assert steps() == before
         os.kill(sweep.pid, SIGCONT)
         wait_for(lambda: min(a - b for a, b in zip(steps(), before, strict=True)) > 0)
-        _, errors = sweep.communicate(timeout=120)
+        _, errors = sweep.communicate(timeout=240)
         assert sweep.returncode == 0, errors
     finally:
         if sweep.poll() is None:

@@ -226,7 +226,7 @@ def test_a_run_over_its_time_and_plugins_leave_no_worker_to_the_next_run(
     pretend_gpu(monkeypatch)
     cells = plan(LONG, {"train.steps": [100_000, 8]}, study="s", out=tmp_path)
     launcher = Local(cells, "s", tmp_path, 1, budget=40 * 10**9)
-    pool = Pool(cells, launcher, run_timeout=15.0)
+    pool = Pool(cells, launcher, run_timeout=40.0)
     states = {e.cell.config.train.steps: e.state for e in pool.run()}
     assert states == {8: "done", 100_000: "failed"}
     plugin = tmp_path / "own.py"

@@ -146,8 +146,10 @@ function addCharts(newer) {
 function followServer(bar) {
   const note = make("span", {class: "live grey", role: "status"}, "live");
   bar.append(note);
-  let tag = null;
+  let tag = `"${document.body.dataset.tag}"`, asking = false;
   setInterval(async () => {
+    if (asking) return;  // two answers with the last charts would load the page again
+    asking = true;
     try {
       const ask = (method) => fetch(location.pathname, {method, cache: "no-store"});
       const {headers} = await ask("HEAD"), newest = headers.get("ETag");
@@ -157,13 +159,13 @@ function followServer(bar) {
         if (text && text !== span.textContent) span.textContent = text;
       }
       note.textContent = "live";
-      if (tag && newest !== tag && !document.hidden) {
+      if (newest !== tag && !document.hidden) {
         const answer = await ask("GET"), text = await answer.text();
         if (!addCharts(new DOMParser().parseFromString(text, "text/html"))) location.reload();
         tag = answer.headers.get("ETag");
       }
-      tag = tag || newest;
     } catch { note.textContent = "server stopped"; }
+    asking = false;
   }, 1000);
 }
 

@@ -200,6 +200,11 @@ def with_states(page: str, states: Mapping[str, str]) -> str:
     return STATES.sub(present, page)
 
 
+def with_tag(page: str, tag: str) -> str:
+    """Return a page that knows its own tag, which it compares with that of the newest one."""
+    return page.replace("<body data-live=", f'<body data-tag="{tag}" data-live=', 1)
+
+
 def page_of_text(text: str) -> str:
     """Return a page with a text, until the report can be drawn."""
     return WAITING.format(html.escape(text))
@@ -252,9 +257,10 @@ class PageHandler(BaseHTTPRequestHandler):
             return b""
         page, states = self.server.page, self.server.live.texts()
         self.send_response(HTTPStatus.OK)
-        self.send_header("ETag", f'"{hashlib.sha256(page).hexdigest()}"')
+        tag = hashlib.sha256(page).hexdigest()
+        self.send_header("ETag", f'"{tag}"')
         self.send_header("X-States", json.dumps(states))
-        page = with_states(page.decode(), states).encode()
+        page = with_tag(with_states(page.decode(), states), tag).encode()
         self.send_header("Content-Type", "text/html; charset=utf-8")
         self.send_header("Content-Length", str(len(page)))
         self.end_headers()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -262,7 +263,6 @@ def test_an_open_page_loads_the_newest_one(server: PageServer, study: Path, tmp_
         browser.open(f"http://{ADDRESS}:{server.server_address[1]}/")
         assert browser.run("document.querySelector('.live').textContent") == "live"
         time_of_load = browser.run("performance.timeOrigin")
-        browser.run("new Promise(done => setTimeout(done, 500))")  # the first tag is known
         make_run(study, seed=1)
         server.update()
         browser.wait_for(f"performance.timeOrigin > {time_of_load}")
@@ -279,6 +279,13 @@ def test_an_open_page_takes_charts_as_they_are_drawn(
 ) -> None:
     draw_only(monkeypatch, "update_vs_depth", "loss_vs_step")
     monkeypatch.setattr(page_module, "READY_SECONDS", 0.0)
+    answer = server_module.PageHandler.do_GET
+
+    def answer_late(handler: server_module.PageHandler) -> None:
+        time.sleep(0.2)  # later than the page asks again
+        answer(handler)
+
+    monkeypatch.setattr(server_module.PageHandler, "do_GET", answer_late)
     make_run(study, depth=18)
     pages: list[str] = []
     folders = [str(study)]
@@ -293,11 +300,11 @@ def test_an_open_page_takes_charts_as_they_are_drawn(
             assert browser.run("document.querySelectorAll('figure').length") == 0
             began = browser.run("performance.timeOrigin")
             for number, page in enumerate(pages):
-                browser.run("new Promise(done => setTimeout(done, 500))")
                 server.show(page)
                 browser.wait_for(f"document.querySelectorAll('figure').length === {number}")
             browser.run("document.querySelector('.charts').scrollIntoView()")
             browser.wait_for("document.querySelectorAll('.panel canvas').length === 3")
             assert "exponent of N" in browser.run("document.querySelector('.finding').innerText")
+            time.sleep(0.5)
             assert browser.run("performance.timeOrigin") == began
         server.shutdown()
