@@ -168,7 +168,7 @@ class Train(Section):
     """Steps after which the weights are kept too: a list, or an interval; 0: only the last."""
 
     _check_use = unused_without(
-        momentum={"train.optimizer": ("sgd", "adam", "adamw")},  # muon: train.muon.momentum
+        momentum={"train.optimizer": ("sgd",)},  # muon has train.muon.momentum
         muon={"train.optimizer": ("muon",)},
         decay_period={"train.schedule": ("inverse_sqrt",)},
     )
