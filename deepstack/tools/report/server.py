@@ -201,7 +201,7 @@ def with_states(page: str, states: Mapping[str, str]) -> str:
 
 
 def with_tag(page: str, tag: str) -> str:
-    """Return a page that knows its own tag, which it compares with that of the newest one."""
+    """Return a page with its tag, which it compares with the tag of the newest page."""
     return page.replace("<body data-live=", f'<body data-tag="{tag}" data-live=', 1)
 
 
