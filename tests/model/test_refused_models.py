@@ -66,8 +66,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (WIDTH | {"model.init.distribution": "ntk"}, "µP has no rule"),
     (WIDTH | {"train.optimizer": "adam", "train.weight_decay": 0.1}, "µP has no rule"),
     ({"model.depth": 6, "model.unique_layers": 4}, "found 4; allowed a divisor of model.depth = 6"),
+    ({"train.momentum": 0.9}, r"found 0.9, unused under .*=adamw; allowed 0.0, or .*=sgd"),
     # logs
-    ({"train.momentum": 0.9}, r"momentum: found 0.9, unused under .*=adamw; allowed 0.0, or .*=sgd"),
     ({"log.skipped_layers": 17}, r"log\.skipped_layers: found 17; allowed .*16"),
     pytest.param(
         {"log.first_order": True},
