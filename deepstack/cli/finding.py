@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from deepstack.records import Run
 from deepstack.records.run import visible_folders
 from deepstack.runs.best import Best, bests_of, by_success
-from deepstack.runs.outcomes import CLEAR, Result, result_of
+from deepstack.runs.outcomes import CLEAR, FAR, Result, result_of
 from deepstack.runs.runs import Runs
 from deepstack.runs.series import COMPARED_WITH
-from deepstack.runs.settings import TASK, scheme_label
+from deepstack.runs.settings import scheme_label
 from deepstack.runs.statistics import distinct_levels
 from deepstack.runs.words import count_text, lead_sentence
 
@@ -39,6 +39,12 @@ def run_finding(run: Run) -> str | None:
     if end.error is not None and floor - loss > end.error:
         less = by(floor - loss, end)
         return f"{subject} has not clearly learned from context: {less} below {guess} ({values})."
+    if end.half_width is not None and loss - floor - end.half_width < -FAR:
+        side = f"{by(abs(loss - floor), end)} {'below' if loss < floor else 'above'} {guess}"
+        return (
+            f"{subject} may have learned from context: it ends {side}, and its validation set is "
+            f"too small to tell ({values}); raise train.eval_batches."
+        )
     where = f"level with {guess}"
     if end.half_width is not None and loss - floor - end.half_width > CLEAR:
         where = f"{by(loss - floor, end)} above {guess}"
@@ -87,7 +93,7 @@ def sweep_finding(runs: Sequence[Run]) -> list[str]:
     floors = distinct_levels(one.floor for one in known.results.values())
     level = f", {floors[0]:.3f}" if len(floors) == 1 else ""
     gain = f"(mean gain in nats over {guess_of(known[0])}{level})"
-    lead = lead_sentence(bests) if len({run.get(TASK) for run in known}) == 1 else None
+    lead = lead_sentence(bests)
     counts = {n: ", ".join(map(count_text, by_success(depths[n]))) for n in sorted(depths)}
     return [
         f"runs that learned from context{where} {gain}:",

@@ -26,6 +26,7 @@ from deepstack.runs.commands import repeat_commands as repeat_commands
 from deepstack.runs.commands import study_digest as study_digest
 from deepstack.runs.commands import values_tried as values_tried
 from deepstack.runs.comparison import comparisons as comparisons
+from deepstack.runs.comparison import has_one_task as has_one_task
 from deepstack.runs.conditions import Where as Where
 from deepstack.runs.conditions import texts_of as texts_of
 from deepstack.runs.fit import Fit as Fit
@@ -52,6 +53,7 @@ from deepstack.runs.outcomes import Result as Result
 from deepstack.runs.outcomes import outcome as outcome
 from deepstack.runs.outcomes import outcome_words as outcome_words
 from deepstack.runs.outcomes import result_of as result_of
+from deepstack.runs.outcomes import task_sentence as task_sentence
 from deepstack.runs.paper_table import INTERVAL_COLUMN as INTERVAL_COLUMN
 from deepstack.runs.paper_table import LOSS_COLUMN as LOSS_COLUMN
 from deepstack.runs.paper_table import NUMBER_COLUMNS as NUMBER_COLUMNS

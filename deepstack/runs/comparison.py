@@ -18,14 +18,13 @@ from deepstack.records import Run
 from deepstack.runs.best import Best
 from deepstack.runs.captions import depth_words, hidden_note, versions_notes
 from deepstack.runs.conditions import Where, is_equal, sort_rows
-from deepstack.runs.outcomes import result_of
+from deepstack.runs.outcomes import result_of, task_differences, task_of, task_sentence
 from deepstack.runs.runs import Runs, best_keys
 from deepstack.runs.series import undetermined
 from deepstack.runs.settings import (
     DEPTH,
     SCHEME,
     SEED,
-    TASK,
     setting_value,
     values_of,
 )
@@ -117,8 +116,8 @@ def compare(
         rows += [{"study": study.name} | row if len(readable) > 1 else row for row in study_rows]
         runs = readable[study]
         for line in comparison_notes(runs):
-            say(f"{study.name}: {line}")
-        if has_one_task(runs) and (lead := lead_sentence(runs.bests(keys[study]))):
+            say(f"{study.name}: {line}" if study.name else line)
+        if lead := lead_sentence(runs.bests(keys[study])):
             say(f"{study.name}: {lead}" if len(readable) > 1 else lead)
     # Of several studies one may lack columns, and it may be the first.
     order = dict.fromkeys(name for row in sorted(rows, key=len, reverse=True) for name in row)
@@ -142,7 +141,7 @@ def with_types(table: pd.DataFrame) -> pd.DataFrame:
 
 def has_one_task(runs: Runs) -> bool:
     """Return whether all runs have the same task, so that their losses can be compared."""
-    return len({run.get(TASK) for run in runs}) == 1
+    return not task_differences(map(task_of, runs))
 
 
 def comparison_notes(runs: Runs) -> list[str]:
@@ -150,7 +149,7 @@ def comparison_notes(runs: Runs) -> list[str]:
     lines = []
     if note := hidden_note(runs):
         lines.append(f"{note}; of your own loop: probe(…, seed=…) or probe(…, name=…)")
-    lines += versions_notes(runs)
+    lines += versions_notes(runs) + task_sentence(map(task_of, runs))
     if mask_note(runs):
         lines.append("val_loss is over hidden tokens alone: the column val_loss_masked of ls")
     if any(run.get("model.start") for run in runs):

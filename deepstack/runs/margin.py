@@ -7,7 +7,8 @@ over the seeds that both have.  It is compared with each of the others over thes
 furthest down, so that a margin above 0 holds for all others that have an interval too.  A setting
 without one, below three shared seeds, is the rival if its mean difference is not above the rival's:
 the first of these.  If it is above, the setting is not counted, and the sentence names it.  Of
-equals the first one counts, in the order of tables.
+equals the first one counts, in the order of tables.  Losses of other data, families or settings
+of the task are not compared.
 
 The best values are chosen by the losses that are compared.  Over simulated studies of normal losses
 the interval holds the difference of the true means at the chosen values in 94 to 99 % for two
@@ -18,11 +19,12 @@ settings with one to five values and 3 to 12 seeds, and in 94 to 100 % for three
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from deepstack.runs.best import Best
+from deepstack.runs.outcomes import Task, task_differences
 from deepstack.runs.statistics import Mean, difference_of, mean_of
 
 DIGITS = 9  # of a difference, or of the end of an interval, that count
@@ -53,7 +55,9 @@ class Margin:
 def margin_of(
     cells: Sequence[Best], widen: Widen | None = None, *, of_values: bool = False
 ) -> Margin | None:
-    """Return the lead of the setting with the least mean loss; None if fewer than two have losses.
+    """Return the lead of the setting with the least mean loss.
+
+    None if fewer than two have losses, or if their tasks differ.
 
     widen: leader and a difference -> the difference with a wider interval.
     of_values: whether each value of a setting counts as a setting: one value of the leader has to
@@ -64,7 +68,7 @@ def margin_of(
     order = ranked(losses)
     leader = ends[order[0]] if order else None
     others = [i for i in order if leader and not ends[i].same_cell(leader)]
-    if leader is None or not others:
+    if leader is None or not others or task_differences(tasks_of(cells)):
         return None
     gaps = {i: difference(losses[i], losses[order[0]]) for i in others}
     if widen is not None:
@@ -77,6 +81,11 @@ def margin_of(
     number = len({(ends[i].label, ends[i].depth) for i in others if i not in uncounted})
     left = tuple(ends[i] for i in uncounted)
     return Margin(leader, ends[nearest], gaps[nearest], number, left)
+
+
+def tasks_of(cells: Iterable[Best]) -> list[Task]:
+    """Return the task of each result at the best values."""
+    return [one.task for cell in cells for one in cell.by_seed.values()]
 
 
 def rival_among(gaps: Mapping[int, Mean], unknown: Sequence[int], all_count: bool) -> int:

@@ -30,6 +30,7 @@ for them CLEAR is FAR, and the interval is L - L_0 alone.
 """
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from deepstack.records import Run
@@ -37,6 +38,9 @@ from deepstack.runs.intervals import LEAST_SEEDS, student
 from deepstack.runs.loss_text import context_free_loss, known, latest
 from deepstack.runs.settings import LR, SEED, depth_of, scheme_label
 
+FAMILY = "model.family"
+PLACES = ("task.path", "task.held_out_path", "task.source")
+Task = tuple[tuple[str, str], ...]
 # The values in files, and the words that charts and printed tables show for them.
 OUTCOME_WORDS = {
     "trained": "learnt", "stalled": "at chance", "above": "worse", "diverged": "diverged"
@@ -72,6 +76,7 @@ class Result(NamedTuple):
         weights.
     optimum: least possible loss in nats on the same positions, or None.
     run: the run itself, None for results without files.
+    task: what is predicted: `task_of` the run.
     """
 
     setting: str
@@ -88,6 +93,7 @@ class Result(NamedTuple):
     start: float | None = None
     optimum: float | None = None
     run: Run | None = None
+    task: Task = ()
 
     @property
     def margin(self) -> float | None:
@@ -169,7 +175,33 @@ def result_of(run: Run, setting: str = "") -> Result:
         latest([one for one in rows if one["step"] == 0], column) if is_new else None,
         known(row.get("optimal_loss")),
         run,
+        task_of(run),
     )
+
+
+def task_of(run: Run) -> Task:
+    """Return the settings that define what a run predicts: family, task, and sha256 of the data.
+
+    A text of a known sha256 is the same one in whatever file it lies.
+    """
+    settings = {k: v for k, v in run.flat_config.items() if k == FAMILY or k.startswith("task.")}
+    if digest := run.meta.get("data", {}).get("sha256"):
+        settings = {k: v for k, v in settings.items() if k not in PLACES} | {"data": digest}
+    return tuple((key, repr(value)) for key, value in sorted(settings.items()))
+
+
+def task_differences(tasks: Iterable[Task]) -> list[str]:
+    """Return the settings that all tasks have and that differ; their losses are not compared."""
+    first, *others = [dict(task) for task in tasks] or [{}]
+    shared = sorted(set(first).intersection(*others))
+    return [key for key in shared if any(one[key] != first[key] for one in others)]
+
+
+def task_sentence(tasks: Iterable[Task]) -> list[str]:
+    """Return a sentence on what differs between tasks, so that losses are not compared; or none."""
+    keys = task_differences(tasks)
+    verb = "differs" if len(keys) == 1 else "differ"
+    return [f"Losses are not compared: {', '.join(keys)} {verb}."] if keys else []
 
 
 def margin(run: Run) -> float | None:

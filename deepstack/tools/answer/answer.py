@@ -12,7 +12,6 @@ from deepstack.base import NothingMatchedError, counted
 from deepstack.plots import CHARTS, AnyRuns, Chart, render, runs_of, save, try_chart
 from deepstack.records import ENDED, files
 from deepstack.runs import (
-    TASK,
     Runs,
     Where,
     growth_sentence,
@@ -131,10 +130,7 @@ def answer(
     damage = {run: wrong for run in chosen if (wrong := run.damage())}
     readable = chosen.keep(lambda run: run not in damage, "none of these runs can be read")
     readable, other = of_one_validation(readable)
-    comparable = len({run.get(TASK) for run in readable}) < 2
-    found = find(
-        readable.results.values(), comparable=comparable, looks=looks_at(readable.by_study)
-    )
+    found = find(readable.results.values(), looks=looks_at(readable.by_study))
     ended = readable.keep(lambda run: run.state in ENDED)
     growths = map(growth_sentence, growths_of(ended)[:MOST_NAMES])
     found = replace(found, details=(*found.details, *growths))

@@ -40,14 +40,12 @@ def grow(
     looks: Looks,
     most: int | None = None,
     *,
-    comparable: bool = True,
     refusal: Callable[[Point], str] = lambda point: "",
 ) -> Growth:
     """Add runs to a study until it is decided, or nothing more can be shown.
 
     measure: trains further runs, at first none, and returns the results of all runs.
     most: the largest number of runs.
-    comparable: whether losses of two settings can be compared.
     refusal: returns why a run has no settings; such runs are left out, and the question stays open.
 
     The runs asked for depend on the results alone, so a study that was interrupted goes on as if it
@@ -57,7 +55,7 @@ def grow(
     known: set[Point] = set()
     while True:
         results, before = measure(points), len(known)
-        found = find(results, comparable=comparable, looks=looks)
+        found = find(results, looks=looks)
         known = {Point(one.setting, one.depth, one.rate, one.seed) for one in results}
         points = [] if found.decided else sorted(set(points_of(found.batch)) - known)
         if refused := {point: reason for point in points if (reason := refusal(point))}:

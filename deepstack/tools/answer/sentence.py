@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from deepstack.base import counted, value_text
-from deepstack.runs import Best, Result, as_sentence, bests_of, nats, require
+from deepstack.runs import Best, Result, as_sentence, bests_of, nats, require, task_sentence
 from deepstack.tools.answer.found import (
     MOST_NAMES,
     Found,
@@ -44,10 +44,9 @@ EACH_RATE = (
 CHOSEN = "Rates are chosen by the losses that are compared; the interval does not count that."
 
 
-def find(results: Iterable[Result], *, comparable: bool = True, looks: Looks = FIXED) -> Found:
+def find(results: Iterable[Result], *, looks: Looks = FIXED) -> Found:
     """Return the statement of a study about its finished runs.
 
-    comparable: whether losses of two settings can be compared: whether the task is one.
     looks: the looks at the study, over which its intervals hold.
 
     Raises NothingMatchedError if no run has ended with a validation loss, or diverged.
@@ -62,7 +61,7 @@ def find(results: Iterable[Result], *, comparable: bool = True, looks: Looks = F
     if len(cells) == 1:
         return grown(about_one(cells[0], looks), cells, None, looks)
     depths = sorted({cell.depth for cell in cells})
-    gap = compared_cells(settings, depths, looks.part(1 - OF_COUNTS)) if comparable else None
+    gap = compared_cells(settings, depths, looks.part(1 - OF_COUNTS))
     found = about_several(settings, depths, gap)
     return named(grown(found, cells, gap, looks.part(OF_COUNTS)), looks)
 
@@ -103,6 +102,7 @@ def about_several(settings: dict[str, list[Best]], depths: Sequence[int], gap: G
     sure, details = list(found.sure), list(found.details)
     sure += shares([cell for cells in judged.values() for cell in cells])
     details += filter(None, [shares_sentence([c for c in every if c.depth == depths[-1]])])
+    details += task_sentence(one.task for cell in every for one in cell.by_seed.values())
     kind: Kind = "settings" if one_depth else "depths"
     return replace(found, kind=kind, sentence=f"{as_sentence(text)}.", sure=sure, details=details)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from deepstack.base import ConfigError
 from deepstack.config import Study
 from deepstack.records import ENDED, Run, followed
-from deepstack.runs import DEPTH, LR, SEED, TASK, Result, Runs
+from deepstack.runs import DEPTH, LR, SEED, Result, Runs
 from deepstack.tools.answer.between import with_depth
 from deepstack.tools.answer.grow import Growth, Point, grow
 from deepstack.tools.answer.looks import SEEDS, Looks, write_looks
@@ -54,8 +54,7 @@ class GrowingStudy:
 
     def grow(self, most: int | None) -> Growth:
         """Train batches until the study is decided.  most: the largest number of runs."""
-        comparable = len(set(map(str, self.study.grid.get(TASK, [])))) < 2
-        grown = grow(self.measure, self.looks, most, comparable=comparable, refusal=self.refusal)
+        grown = grow(self.measure, self.looks, most, refusal=self.refusal)
         return replace(grown, found=named(grown.found, self.looks))
 
     def refusal(self, point: Point) -> str:

@@ -13,7 +13,6 @@ from deepstack.runs import (
     LEAST_SEEDS,
     LR,
     NO_INTERVAL,
-    TASK,
     UNCOUNTED,
     Best,
     Fit,
@@ -90,8 +89,6 @@ def best_of_depths(runs: Runs, best: Sequence[str] = ()) -> list[dict[str, Any]]
     Values of the settings `best` are chosen by the rule of `deepstack.runs.best`, the margin is
     that of `deepstack.runs.margin`.  Losses of several tasks are not compared.
     """
-    if len({run.get(TASK) for run in runs}) > 1:
-        return []
     of_depths: dict[int, list[Best]] = {}
     for one in runs.bests(best):
         of_depths.setdefault(one.depth, []).append(one)

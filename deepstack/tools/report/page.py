@@ -36,7 +36,6 @@ from deepstack.runs import (
     FAR,
     LEARNT,
     NO_CHOICE,
-    TASK,
     Folders,
     Runs,
     Where,
@@ -44,6 +43,7 @@ from deepstack.runs import (
     best_rows,
     comparisons,
     find_studies,
+    has_one_task,
     list_folders,
     outcome_words,
     refuse_unknown_diagnostic,
@@ -237,7 +237,7 @@ def section_of(
     rows: of `comparison`.
     path: the file that links to run folders start from, or None.
     """
-    several_tasks = [""] if len({run.get(TASK) for run in runs}) > 1 else []
+    several_tasks = [] if has_one_task(runs) else [""]
     best = best_rows(rows, several_tasks)
     for number, row in enumerate(rows):
         row["best"] = number in best

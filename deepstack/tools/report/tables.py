@@ -12,12 +12,12 @@ from deepstack.runs import (
     INTERVAL_COLUMN,
     LOSS_COLUMN,
     NUMBER_COLUMNS,
-    TASK,
     Folders,
     Where,
     best_keys,
     comparisons,
     find_studies,
+    has_one_task,
     interval_cell,
     list_folders,
     nats_cell,
@@ -53,7 +53,7 @@ def report_tables(
     parts = [HEAD]
     for study, rows in comparisons(studies, against, keys).items():
         runs, chosen = studies[study], list(map(str, keys[study]))
-        several_tasks = [""] if len({run.get(TASK) for run in runs}) > 1 else []
+        several_tasks = [] if has_one_task(runs) else [""]
         parts += [f"% {tex(study.name)}", tables_of(rows, against, chosen, several_tasks)]
         if depths := best_of_depths(runs, chosen):
             parts.append(table(list(map(margin_cells, depths)), MARGINS, right=("N", "seeds")))

@@ -264,8 +264,10 @@ def test_depths_between_the_compared_ones_are_named() -> None:
 
 
 def test_losses_of_two_tasks_are_not_compared() -> None:
-    found = find([end(k, 6, s, 2.8 + s / 10) for k in "AB" for s in range(3)], comparable=False)
+    ends = [end(k, 6, s, 2.8 + s / 10) for k in "AB" for s in range(3)]
+    found = find([one._replace(task=(("task.name", one.setting),)) for one in ends])
     assert found.sentence == "A and B learn (3 of 3 seeds each)."
+    assert "Losses are not compared: task.name differs." in found.details
 
 
 def test_seeds_that_did_not_learn_are_not_said_to_have_learned() -> None:

@@ -1,0 +1,58 @@
+"""Losses of other data, families or settings of the task are not compared, by no command."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.command_line import typed
+from helpers.plot_runs import make_run
+
+from deepstack.cli.finding import sweep_finding
+from deepstack.records import RunFolder
+from deepstack.runs import Runs
+from deepstack.tools.answer.answer import answer
+from deepstack.tools.report.finding import best_of_depths
+
+OTHER: list[dict[str, Any]] = [
+    {"task.name": "markov"},
+    {"task.mask_rate": 0.6},
+    {"task.seq_len": 64},
+    {"model.family": "decoder"},
+    {"task.path": "other.txt"},
+]
+
+
+def make_study(root: Path, other: dict[str, Any], digests: tuple[str, str] = ("", "")) -> None:
+    """Make three seeds each of two schemes, the second with another task and lower losses."""
+    known = {"task.mask_rate": 0.1, "task.seq_len": 32, "model.family": "encoder"}
+    known |= {"task.path": "one.txt"}
+    for scheme, loss, settings, digest in zip(
+        ("deepnorm", "post_ln"), (2.6, 2.4), (known, known | other), digests, strict=True
+    ):
+        for seed in range(3):
+            path = make_run(
+                root, scheme=scheme, seed=seed, masked=loss + seed / 100, config=settings
+            )
+            if digest:
+                meta = json.loads((path / "meta.json").read_text())
+                RunFolder(path).write_meta(meta | {"data": {"sha256": digest}})
+
+
+@pytest.mark.parametrize("other", OTHER, ids=str)
+def test_losses_of_other_tasks_are_not_compared(other: dict[str, Any], tmp_path: Path) -> None:
+    make_study(tmp_path / "s", other)
+    [key] = other
+    assert f"Losses are not compared: {key} differs." in typed("compare", tmp_path / "s").stderr
+    assert f"Losses are not compared: {key} differs." in answer(tmp_path / "s").found.details
+    assert "better than" not in answer(tmp_path / "s").sentence
+    assert best_of_depths(Runs.below(tmp_path / "s")) == []
+    assert "better" not in " ".join(sweep_finding(Runs.below(tmp_path / "s")))
+
+
+@pytest.mark.parametrize("digests", [("a", "a"), ("a", "b")])
+def test_a_text_is_known_by_its_contents(digests: tuple[str, str], tmp_path: Path) -> None:
+    make_study(tmp_path / "s", {"task.path": "moved.txt"}, digests)
+    is_one = digests[0] == digests[1]
+    assert ("better than" in answer(tmp_path / "s").sentence) == is_one
+    assert ("data differs" in typed("compare", tmp_path / "s").stderr) != is_one
