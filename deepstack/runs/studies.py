@@ -9,7 +9,7 @@ from typing import TypeVar
 from deepstack.base.errors import ConfigError, ResourceError
 from deepstack.base.registry import unknown
 from deepstack.config.identity import is_of_experiment
-from deepstack.records import Run, find_runs
+from deepstack.records import ENDED, Run, find_runs
 from deepstack.runs.conditions import Where
 from deepstack.runs.runs import Runs
 from deepstack.runs.validation import is_of_earlier_version, of_one_validation
@@ -33,7 +33,8 @@ def find_studies(
     """Group the runs below folders by study; also return a sentence for each run that is left out.
 
     The runs of several folders form one study, `Path()`.  Of runs with equal configuration and
-    seed, it has only the first.  A study has only runs whose validation losses may be compared.
+    seed, it has one: the first that has ended, else the first with the most steps.  A study has
+    only runs whose validation losses may be compared.
 
     damage_of: why a run cannot be read, or None.
     where, sort, last: as in `deepstack.load_runs`.
@@ -41,22 +42,31 @@ def find_studies(
     is_joined = len(folders) > 1
     studies: dict[Path, list[Run]] = {}
     skipped: list[str] = []
-    seen: dict[str, Run] = {}
     every = Runs(run for folder in folders for run in find_runs(folder))
-    for run in every.select(where, sort, last):
+    chosen = every.select(where, sort, last)
+    damage = {run: wrong for run in chosen if (wrong := damage_of(run))}
+    best: dict[str, Run] = {}
+    for run in sorted((run for run in chosen if run not in damage), key=progress_of, reverse=True):
+        best.setdefault(experiment_of(run) if is_joined else str(run.path), run)
+    for run in chosen:
         members = studies.setdefault(Path() if is_joined else run.path.parent, [])
-        if wrong := damage_of(run):
-            skipped.append(f"run {run.name} is left out: {wrong}")
-        elif is_joined and (same := seen.setdefault(experiment_of(run), run)) is not run:
-            if same.path.resolve() != run.path.resolve():
-                skipped.append(f"{run.path} is left out: the same configuration as {same.path}")
-        else:
+        same = best.get(experiment_of(run) if is_joined else str(run.path), run)
+        if run in damage:
+            skipped.append(f"run {run.name} is left out: {damage[run]}")
+        elif same is run:
             members.append(run)
+        elif same.path.resolve() != run.path.resolve():
+            skipped.append(f"{run.path} is left out: the same configuration as {same.path}")
     compared = {}
     for study, members in studies.items():
         compared[study], lines = of_one_validation(Runs(members))
         skipped += [f"{study.name}: {line}" if len(studies) > 1 else line for line in lines]
     return compared, skipped
+
+
+def progress_of(run: Run) -> tuple[bool, int]:
+    """Return whether a run has ended, and its number of steps."""
+    return run.state in ENDED, int(run.status.get("step") or 0)
 
 
 def refuse_unknown_diagnostic(name: str | None, runs: Iterable[Run]) -> None:

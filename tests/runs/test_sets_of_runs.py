@@ -12,6 +12,7 @@ from deepstack.config.key import Key
 from deepstack.plots import CHARTS, Options
 from deepstack.records import find_runs
 from deepstack.runs import Runs
+from deepstack.runs.studies import find_studies
 
 
 def test_runs_compute_series_and_settings_once(
@@ -93,3 +94,16 @@ def test_a_word_names_one_key(tmp_path: Path) -> None:
 )
 def test_a_key_has_a_short_form_and_words(key: str, short: str, words: str) -> None:
     assert (Key(key).short, Key(key).words) == (short, words)
+
+
+@pytest.mark.parametrize("order", [["first", "second"], ["second", "first"]])
+def test_of_equal_runs_in_several_folders_the_ended_one_counts(
+    order: list[str], tmp_path: Path
+) -> None:
+    for seed in range(3):
+        make_run(tmp_path / "first", seed=seed, state="done" if seed else "interrupted")
+        make_run(tmp_path / "second", seed=seed)
+    studies, lines = find_studies([tmp_path / name for name in order])
+    (runs,) = studies.values()
+    assert [run.state for run in runs] == ["done"] * 3 and len(lines) == 3
+    assert any(f"{tmp_path / 'first'}" in line.split(" is left out")[0] for line in lines)

@@ -34,6 +34,7 @@ RATES = {
 }
 
 INTERVALS = ("angle_exponent", "gradient_exponent", "jacobian_ratio")
+RATIOS = ("jacobian_ratio",)  # never below 0
 
 
 def signal_layers(runs: Runs) -> pd.DataFrame:
@@ -117,7 +118,8 @@ def signal_table(layers: pd.DataFrame) -> list[dict[str, Any]]:
             mean = mean_of(table[name].tolist())
             row[name] = finite_or_none(mean.value)
             if name in INTERVALS:
-                row[f"{name}_low"] = finite_or_none(mean.low)
+                low = 0.0 if name in RATIOS and mean.low < 0 else mean.low
+                row[f"{name}_low"] = finite_or_none(low)
                 row[f"{name}_high"] = finite_or_none(mean.high)
         rows.append(row)
     return rows

@@ -140,7 +140,8 @@ def transfer(
     for one in best:
         extra = interval([sample.costs[one.depth] for sample in samples], len(seeds))
         known = math.isfinite(extra.value) and best[0].inside and one.inside
-        costs[one.depth] = extra if known else None
+        low = 0.0 if extra.low < 0 else extra.low  # no cost lies below 0
+        costs[one.depth] = extra._replace(low=low) if known else None
     exponent = interval([sample.exponent for sample in samples], len(seeds))
     if not (math.isfinite(exponent.value) and all(one.inside for one in best)):
         return Transfer(best, None, costs)

@@ -68,6 +68,13 @@ def test_the_interval_covers_the_spread_of_the_seeds() -> None:
     assert -0.2 - result.exponent.low == pytest.approx(half, rel=0.15)
 
 
+def test_the_interval_of_a_cost_begins_at_0() -> None:
+    result = transfer(parabolas(lambda n, s: 0.01 * (n / 6) ** (-0.2 * s)))
+    cost = result.costs[96]
+    assert cost is not None and cost.low == 0 < cost.value < cost.high
+    assert cost.high > 2 * cost.value  # so that it would begin below 0
+
+
 def test_the_rate_at_another_depth_follows_the_power_law_of_each_sample() -> None:
     result = transfer(parabolas(lambda n, s: 0.01 * (n / 6) ** (-0.1 * s)), at=384)
     assert result.predicted is not None
