@@ -29,18 +29,20 @@ AT_START = (INITIAL, EMBEDDING_SCALE, INPUT_SCALE)
 """Causes before training that the ratio of a step to the start shows."""
 
 REMEDIES = {
-    OUTPUT: "multiply the logits by base width / width; without a multiplier, start and Adam's "
-    "rate of the output matrix go as 1/width",
+    OUTPUT: "multiply the logits by base width / width; without a multiplier, start and rate of "
+    "the output matrix go as 1/width",
     RATE: "Adam's rate of a matrix whose sides both grow goes as 1/width; SGD's is constant",
-    READOUT_RATE: "with logits multiplied by 1/width, Adam's rate of the matrix is constant",
+    READOUT_RATE: "with logits multiplied by 1/width, Adam's rate of the matrix is constant; "
+    "SGD's grows as width",
     ATTENTION: "divide q·k by the width of a head, not by its root",
-    EMBEDDING_RATE: "Adam's rate of an embedding does not depend on width or depth",
+    EMBEDDING_RATE: "Adam's rate of an embedding does not depend on width or depth; SGD's grows as "
+    "width",
     EMBEDDING_SCALE: "the start of an embedding, times its multiplier, does not depend on width",
     INPUT_RATE: "Adam's rate of the first matrix does not depend on width or depth; SGD's grows as "
     "width",
     INPUT_SCALE: "the start of the first matrix does not depend on width",
-    GAIN: "Adam's rate of gains does not depend on width",
-    VECTOR: "Adam's rate of a bias or a gain does not depend on width",
+    GAIN: "Adam's rate of gains does not depend on width; SGD's grows as width",
+    VECTOR: "Adam's rate of a bias or a gain does not depend on width; SGD's grows as width",
     INITIAL: "start a matrix with a deviation of 1/√(inputs), with no factor of depth",
     EVERY_RATE: "the steps of all modules grow or fall together; look for one factor of all rates",
     OTHER: "look at what the model does between this module and the one before",

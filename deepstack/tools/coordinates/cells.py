@@ -114,7 +114,7 @@ def train_cell(
             cell.values += changes(start, now, step)
             for name, x in call_again(model, calls, vectors).items():
                 if name in start.outputs and start.outputs[name][0].shape == x.shape:
-                    own = rms([x - start.outputs[name][0]])
+                    own = rms([change(x, start.outputs[name][0])])
                     cell.values.append(Value(name, "own", step, own))
     return cell
 
@@ -129,9 +129,14 @@ def changes(start: Pass, now: Pass, step: int) -> list[Value]:
             if name.endswith(SOFTMAX):
                 moved = [(x - y)[(x > MASKED) & (y > MASKED)] for x, y in pairs]
             else:
-                moved = [x - y for x, y in pairs]
+                moved = [change(x, y) for x, y in pairs]
             values.append(Value(name, "change", step, rms(moved)))
     return values
+
+
+def change(now: Tensor, before: Tensor) -> Tensor:
+    """Return the differences of all numbers but those that a mask made -inf."""
+    return (now - before)[(now != -math.inf) & (before != -math.inf)]
 
 
 def content_logits(x: Tensor) -> Tensor:
@@ -145,7 +150,8 @@ def content_logits(x: Tensor) -> Tensor:
 
 
 def rms(tensors: Sequence[Tensor]) -> float:
-    """Return the root mean square of all numbers in some tensors."""
+    """Return the root mean square of all numbers in some tensors but -inf, which masks give."""
+    tensors = [x[x != -math.inf] for x in tensors]
     count = sum(x.numel() for x in tensors)
     squares = sum(float(x.cpu().double().square().sum()) for x in tensors)
     return math.sqrt(squares / count) if count else 0.0

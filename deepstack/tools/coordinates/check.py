@@ -10,7 +10,12 @@ import torch
 from deepstack.base import ConfigError, unknown
 from deepstack.runs import LEAST_SEEDS
 from deepstack.tools.coordinates.cells import Cell, train_cell
-from deepstack.tools.coordinates.exponent_fits import exponents, finite_part, values_table
+from deepstack.tools.coordinates.exponent_fits import (
+    exponents,
+    finite_part,
+    starts_equal,
+    values_table,
+)
 from deepstack.tools.coordinates.kinds import modules_of, repeated_names
 from deepstack.tools.coordinates.result import CoordinateCheck
 from deepstack.tools.coordinates.rules import RULES, TOLERANCE
@@ -83,7 +88,15 @@ def coordinates(
     modules = modules_of(cells, by_width)
     table, note = finite_part(values_table(cells, repeated_names(cells)))
     if at[0] not in set(table["step"]):
-        raise ConfigError(f"{user.name}: {note}; lower the learning rate")
+        advice = "" if table.empty else "; lower the learning rate"
+        raise ConfigError(f"{user.name}: {note}{advice}")
+    for axis, outlines in (("width", by_width), ("depth", by_depth)):
+        numbers, shapes = list(outlines), [outline.shapes for outline in outlines.values()]
+        if shapes[1:] and shapes[1:] == shapes[:-1] and starts_equal(table, axis):
+            raise ConfigError(
+                f"{user.name}: build(width, depth, seed) ignores {axis}: the models of {axis} "
+                f"{numbers[0]} and {numbers[-1]} are equal; allowed models that differ"
+            )
     result = CoordinateCheck(
         name=user.name,
         rule=rule,
@@ -95,7 +108,7 @@ def coordinates(
         modules=modules,
         rows=exponents(table, modules, rule, tolerance),
         values=table,
-        notes=[*filter(None, [note]), *user.notes],
+        notes=[*filter(None, [note, note_on(deep)]), *user.notes],
     )
     if not result.counts["holds"] and result.holds:
         raise ConfigError(
@@ -104,6 +117,12 @@ def coordinates(
         )
     result.seconds = time.perf_counter() - began
     return result
+
+
+def note_on(depths: Sequence[int]) -> str:
+    """Return a note on a stack of one layer among several depths, or ''."""
+    is_one = len(depths) > 1 and depths[0] == 1
+    return "depth 1 lies below most base depths: if a rule breaks, leave it out" if is_one else ""
 
 
 def refuse(

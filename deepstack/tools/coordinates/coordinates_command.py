@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from deepstack.base import DifferenceError
+from deepstack.base import DifferenceError, ResourceError
 from deepstack.cli import command, emit, emit_json, log, log_figures, show_work
 from deepstack.cli import options as opt
 
@@ -55,11 +55,19 @@ def coordinates_command(
     emit_json(check.as_json()) if json else emit(check.table(), False, answer=ANSWER)
     for line in (*check.notes, *(f"{why}: {', '.join(n)}" for why, n in check.left_out.items())):
         log(line)
+    unwritten = None
     if not quiet:
         from deepstack.plots import save
         from deepstack.tools.coordinates.figure import draw
 
-        log_figures(save(draw(check), out / f"{file.stem}_coordinates", "coordinates"))
+        try:
+            log_figures(save(draw(check), out / f"{file.stem}_coordinates", "coordinates"))
+        except (OSError, ResourceError) as error:  # the verdict counts more than its figure
+            unwritten = error
     if not check.holds:
+        if unwritten:
+            log(f"no figure: {unwritten}")
         raise DifferenceError(check.text)
     log(f"{check.text} ({check.seconds:.0f} s)")
+    if unwritten:
+        raise unwritten

@@ -84,8 +84,16 @@ def finite_part(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
         return table, ""
     first = lost.sort_values(["step", "width", "depth"]).iloc[0]
     at = f"width {first['width']}, depth {first['depth']}, seed {first['seed']}"
-    note = f"not finite at step {first['step']} ({at}): only earlier steps are compared"
+    note = f"not finite at step {first['step']} ({at}) in {first['module']}"
+    note += ": only earlier steps are compared" if first["step"] else ", before training"
     return table[table["step"] < first["step"]], note
+
+
+def starts_equal(table: pd.DataFrame, over: str) -> bool:
+    """Return whether the models of an axis have equal values before training, bit for bit."""
+    rows = along(table, over)
+    values = rows[rows["step"] == 0].groupby(["module", "quantity", "seed"])["value"]
+    return bool((values.min() == values.max()).all())
 
 
 def exponents(

@@ -85,11 +85,11 @@ class Source:
         with self.guarded("loss(model, batch)"):
             value = self.loss(model, batch)
         if self.loss is default_loss and value is None:
+            given = shapes_of(model, batch) or type(batch).__name__
             raise ConfigError(
-                f"{self.name}: loss is missing, and the batch does not tell it: found "
-                f"{type(batch).__name__}; allowed (inputs, targets) for a model that returns a "
-                "tensor, or a mapping for one whose output has `loss`; else type:\n    "
-                f"{LINES['loss']}"
+                f"{self.name}: loss is missing, and the batch does not tell it: found {given}; "
+                "allowed (inputs, targets) for a model that returns a tensor, or a mapping for one "
+                f"whose output has `loss`; else type:\n    {LINES['loss']}"
             )
         if not isinstance(value, Tensor) or value.numel() != 1:
             found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -162,6 +162,16 @@ def refuse_parameters(name: str, key: str, function: Callable[..., Any]) -> None
 def default_optimizer(model: nn.Module, width: int, depth: int) -> torch.optim.Optimizer:
     """Return Adam with one rate for all parameters."""
     return torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=RATE)
+
+
+def shapes_of(model: nn.Module, batch: Any) -> str:
+    """Return the shapes of an output and of targets that do not fit, or ''."""
+    if not (isinstance(batch, tuple | list) and len(batch) == 2):
+        return ""
+    output, targets = call_model(model, batch[0]), batch[1]
+    if not (isinstance(output, Tensor) and isinstance(targets, Tensor)):
+        return ""
+    return f"an output {tuple(output.shape)} and targets {tuple(targets.shape)}"
 
 
 def default_loss(model: nn.Module, batch: Any) -> Tensor | None:

@@ -200,13 +200,12 @@ def test_a_bend_shows_as_curvature_and_is_followed_by_interpolation() -> None:
 
 
 @measures_parts
-@pytest.mark.usefixtures("warm_server")
+@pytest.mark.parametrize("in_processes", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_command_writes_a_config_that_trains_and_prints_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    in_processes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "deepstack.tools.calibrate.calibrate.sweep", deepstack.sweep
-    )  # its processes
+    if in_processes:
+        monkeypatch.setattr("deepstack.tools.calibrate.calibrate.sweep", deepstack.sweep)
     words = ["configs/quick.yaml", "model.d_model=16", "model.n_heads=1", "task.seq_len=8"]
     options = ["--depths", "2,4", "--seeds", "0,1", "--steps", "1", "--out", str(tmp_path)]
     result = typed("calibrate", *words, *options, "--json")

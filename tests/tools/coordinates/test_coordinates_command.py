@@ -52,6 +52,64 @@ def test_a_wrong_model_exits_6_with_the_module_and_the_cause(tmp_path: Path) -> 
     assert lines[-2].startswith("usual cause   initial scale: start a matrix with")
 
 
+def test_a_figure_that_cannot_be_written_hides_no_verdict(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for text, code, verdict in ((WRONG, 6, "breaks CompleteP"), (MIXER, 5, "keeps CompleteP")):
+        path = written(tmp_path, text)
+        done = typed("coordinates", path, *SMALL, "--steps", "1", "--out", tmp_path / "file")
+        assert done.exit_code == code and f"build.py {verdict}" in done.stderr
+        assert str(tmp_path / "file") in done.stderr.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "axis"), [("width, 2", "depth"), ("16, depth", "width"), ("16, 2", "width")]
+)
+def test_a_model_that_ignores_an_axis_is_refused(sizes: str, axis: str, tmp_path: Path) -> None:
+    text = f"{MIXER}\nmake = build\ndef build(width, depth, seed): return make({sizes}, seed)\n"
+    done = typed("coordinates", written(tmp_path, text), *SMALL, "--steps", "1")
+    assert done.exit_code == 2 and f"build(width, depth, seed) ignores {axis}:" in done.stderr
+
+
+MASKED = """
+import torch
+from torch import nn
+
+class Mask(nn.Module):
+    def forward(self, x):
+        return x.masked_fill(torch.eye(*x.shape[-2:], dtype=torch.bool), -float("inf"))
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.mask, self.last = nn.Linear(8, width), Mask(), nn.Linear(width, 4)
+
+    def forward(self, x):
+        hidden = self.mask(self.first(x)).clamp(min=-5)
+        return self.last(hidden * FACTOR)
+
+def build(width, depth, seed):
+    torch.manual_seed(seed)
+    return Net(width)
+
+def batch(seed):
+    torch.manual_seed(seed)
+    return torch.randn(8, 8), torch.randn(8, 4)
+
+def optimizer(model, width, depth):
+    return torch.optim.Adam([{"params": model.first.parameters(), "lr": 1e-3},
+                             {"params": model.last.parameters(), "lr": 1e-3 * 16 / width}])
+"""
+
+
+def test_masked_outputs_count_as_little_as_masked_logits(tmp_path: Path) -> None:
+    words = ["--widths", "16,64", "--depths", "2", "--seeds", "0,1,2", "--rule", "mup", "--json"]
+    path = written(tmp_path, MASKED.replace("FACTOR", "1"))
+    done = typed("coordinates", path, *words, "--steps", "1", "--quiet")
+    assert done.exit_code in (0, 6), done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert {row["quantity"] for row in rows if row["module"] == "mask"} == {"size", "change"}
+
+
 def test_functions_and_a_test_helper_do_the_same(tmp_path: Path) -> None:
     there: dict[str, object] = {}
     exec(WRONG, there)
@@ -96,7 +154,10 @@ BATCH = "def batch(seed):\n    return torch.randn(2, 3), torch.randn(2, 5)\n"
         (BATCH + "build = 3\n", "build is int; type:\n    def build(width, depth, seed):"),
         (BATCH + BUILD.replace("nn.Linear(3, width)", "3"), "returned int; allowed a torch.nn.Mod"),
         (BATCH + BUILD.replace("width)", "wide)"), "build.py:6: NameError: name 'wide' is not"),
-        (BATCH + BUILD, "loss is missing, and the batch does not tell it: found tuple; allowed"),
+        (
+            BATCH + BUILD,
+            "loss is missing, and the batch does not tell it: found an output (2, 16) ",
+        ),
         (
             BATCH + BUILD + "def loss(model, batch):\n    return model(batch[0])\n",
             "loss(model, batch) returned (2, 16); allowed a tensor with one number",
