@@ -312,4 +312,36 @@ ROWS = (
         "tools/own_trainer/test_study_files.py"
         "::test_the_command_line_chooses_one_side_of_a_comparison",
     ),
+    (
+        "losses_of_other_tasks_compared", "runs",
+        "if k == FAMILY or k.startswith(\"task.\")", "if k == \"task.name\"",
+        "tools/test_several_tasks.py::test_losses_of_other_tasks_are_not_compared",
+    ),
+    (
+        "moved_texts_are_other_texts", "runs",
+        "k not in PLACES}", "k}",
+        "tools/test_several_tasks.py::test_a_text_is_known_by_its_contents",
+    ),
+    (
+        "an_interrupted_run_hides_the_ended_one", "runs",
+        "key=progress_of, reverse=True", "key=lambda run: 0",
+        "runs/test_sets_of_runs.py::test_of_equal_runs_in_several_folders_the_ended_one_counts",
+    ),
+    (
+        "masks_end_a_coordinate_check", "tools/coordinates",
+        "tensors = [x[x != -math.inf] for x in tensors]", "tensors = list(tensors)",
+        "tools/coordinates/test_coordinates_command.py"
+        "::test_masked_outputs_count_as_little_as_masked_logits",
+    ),
+    (
+        "a_model_without_depth_keeps_the_rule", "tools/coordinates",
+        "if shapes[1:] and shapes[1:] == shapes[:-1] and", "if False and",
+        "tools/coordinates/test_coordinates_command.py"
+        "::test_a_model_that_ignores_an_axis_is_refused",
+    ),
+    (
+        "a_wide_interval_is_nothing_learned", "cli",
+        "if end.half_width is not None and loss - floor - end.half_width < -FAR:", "if False:",
+        "runs/test_outcomes.py::test_a_run_is_described_by_its_outcome",
+    ),
 )  # fmt: skip
