@@ -280,7 +280,8 @@ def test_kernels_read_and_write_within_their_operands(tmp_path: Path) -> None:
     script = (
         "import sys, pytest\n"
         "from deepstack.fast.native import compiler\n"
-        "compiler.FLAGS += ('-O1', '-g', '-fsanitize=address,undefined', '-fno-sanitize-recover=all')\n"
+        "compiler.FLAGS += ('-O1', '-g', '-fsanitize=address,undefined')\n"
+        "compiler.FLAGS += ('-fno-sanitize-recover=all',)\n"
         "compiler.PATIENCE = 3000  # seconds: with checks it takes minutes on a busy machine\n"
         "names = 'kernel_gives or special_values or exact or offset or overflow or clamp'\n"
         "files = ['tests/fast/test_native.py', 'tests/fast/test_native_numbers.py']\n"
