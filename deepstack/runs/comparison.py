@@ -224,8 +224,12 @@ def comparison(
 def difference_cells(
     done: Sequence[Run], partner: Callable[[Run], Run | None], column: str
 ) -> dict[str, Any]:
-    """Return the difference to the baseline over pairs of runs; partner: from `pair_runs`."""
-    pairs = [(run, other) for run in done if (other := partner(run)) not in (None, run)]
+    """Return the difference to the baseline over pairs of runs of one task.
+
+    partner: from `pair_runs`.
+    """
+    found = [(run, other) for run in done if (other := partner(run)) not in (None, run)]
+    pairs = [pair for pair in found if has_one_task(Runs(pair))]
     gap = difference_of([(final_value(a, column), final_value(b, column)) for a, b in pairs])
     row = {"difference": gap.value, "se": gap.se}
     return row | {"diff_low": gap.low, "diff_high": gap.high, "pairs": gap.n}

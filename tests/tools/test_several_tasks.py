@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.command_line import typed
+from helpers.command_line import succeed, typed
 from helpers.plot_runs import make_run
 
 from deepstack.cli.finding import sweep_finding
@@ -47,6 +47,8 @@ def test_losses_of_other_tasks_are_not_compared(other: dict[str, Any], tmp_path:
     assert f"Losses are not compared: {key} differs." in answer(tmp_path / "s").found.details
     assert "better than" not in answer(tmp_path / "s").sentence
     assert best_of_depths(Runs.below(tmp_path / "s")) == []
+    rows = json.loads(succeed("compare", tmp_path / "s", "--against", "post_ln", "--json"))
+    assert [(row["difference"], row["pairs"]) for row in rows] == [(None, 0)] * 2
     assert "better" not in " ".join(sweep_finding(Runs.below(tmp_path / "s")))
 
 
