@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from deepstack.records import Run
 from deepstack.records.run import visible_folders
 from deepstack.runs.best import Best, bests_of, by_success
-from deepstack.runs.outcomes import CLEAR, FAR, Result, result_of
+from deepstack.runs.outcomes import CLEAR, FAR, Result, result_of, task_sentence
 from deepstack.runs.runs import Runs
 from deepstack.runs.series import COMPARED_WITH
 from deepstack.runs.settings import scheme_label
@@ -99,6 +99,7 @@ def sweep_finding(runs: Sequence[Run]) -> list[str]:
         f"runs that learned from context{where} {gain}:",
         *(f"{n} layers: {text}" for n, text in counts.items()),
         *([lead] if lead else []),
+        *task_sentence(one.task for one in known.results.values()),
     ]
 
 

@@ -76,7 +76,7 @@ class Result(NamedTuple):
         weights.
     optimum: least possible loss in nats on the same positions, or None.
     run: the run itself, None for results without files.
-    task: what is predicted: `task_of` the run.
+    task: settings on which the level of the loss depends: `task_of` the run.
     """
 
     setting: str
@@ -180,7 +180,7 @@ def result_of(run: Run, setting: str = "") -> Result:
 
 
 def task_of(run: Run) -> Task:
-    """Return the settings that define what a run predicts: family, task, and sha256 of the data.
+    """Return the family and all settings of the task of a run, and the sha256 of its data.
 
     A text of a known sha256 is the same one in whatever file it lies.
     """

@@ -32,6 +32,7 @@ from deepstack.runs import (
     result_of,
     spike_sentences,
     steps_of,
+    task_sentence,
     uncounted_text,
 )
 
@@ -57,6 +58,7 @@ def finding_of(runs: Runs, best: Sequence[str], updates: pd.DataFrame | None) ->
     diverged, failed = failed_runs(runs)
     sentences = list(filter(None, [rate_sentence(learning, MOST_NAMES)]))
     sentences += [leader_sentence(depths[-1])] if depths else []
+    sentences += task_sentence(one.task for one in known.results.values())
     sentences += growth_sentences(runs, updates)
     if failed:
         sentences.append(f"No better than a predictor without context: {listed(failed)}.")
