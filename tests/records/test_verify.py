@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from helpers.ended_runs import TINY, copied, flip, verify
 from helpers.record_runs import end, make_run
+from helpers.small_runs import small
 
 import deepstack
+from deepstack.base.errors import NothingMatchedError
 from deepstack.config import Config, with_overrides
-from deepstack.records import Inspection, RunFolder, damage, files, problems, write_end
+from deepstack.records import Inspection, Run, RunFolder, damage, files, problems, write_end
 
 
 def small_run(path: Path) -> RunFolder:
@@ -280,3 +282,16 @@ def test_a_run_of_an_earlier_version_is_read_and_counted(tmp_path: Path, folder:
     assert not any("deepstack verify" in line for line in found)
     flip(folder.checkpoint_path(6) / "weights.safetensors", 4000)
     assert problems(folder)[-1].startswith("checkpoint/6: weights.safetensors is not what was")
+
+
+def test_a_config_that_was_changed_after_the_end_labels_no_numbers(tmp_path: Path) -> None:
+    run = deepstack.train(small(train__steps=2), out=tmp_path)
+    config = run.folder.config_path
+    text = config.read_text()
+    assert run.damage() is None
+    config.write_text(text.replace("  lr: 0.001\n", "  lr: 0.5\n"))
+    assert "config.yaml was changed after the run ended" in (Run(run.path).damage() or "")
+    with pytest.raises(NothingMatchedError, match="none of these runs can be read"):
+        deepstack.answer(run.path.parent)
+    config.write_text(text)
+    assert Run(run.path).damage() is None
