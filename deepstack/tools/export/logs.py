@@ -2,11 +2,12 @@
 
 import shutil
 import sys
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
-from deepstack.base import ConfigError, DeepstackError, needs_package, unknown
+from deepstack.base import ConfigError, DeepstackError, ResourceError, needs_package, unknown
 from deepstack.records import Run
 from deepstack.runs import known_trackers
 
@@ -15,7 +16,8 @@ def export_logs(runs: Sequence[Run], tracker: str, to: Path) -> str:
     """Write the logs of runs into the new folder `to`; return the command that shows them.
 
     Raises ConfigError for an unknown tracker, one whose package is missing, or an existing folder,
-    and DeepstackError with the reason if the tracker fails.  A failed export leaves no folder.
+    ResourceError if the disk refuses, and DeepstackError with the reason if the tracker fails.  A
+    failed export leaves no folder.
     """
     if tracker not in known_trackers():
         raise ConfigError(f"--logs: {unknown('tracker', tracker, known_trackers())}")
@@ -23,7 +25,7 @@ def export_logs(runs: Sequence[Run], tracker: str, to: Path) -> str:
         raise ConfigError(f"{to} exists already; give another folder with --to")
     chosen = known_trackers()[tracker]
     try:
-        with redirect_stdout(sys.stderr):  # libraries greet on stdout
+        with redirect_stdout(sys.stderr), errors_of_threads():  # libraries greet on stdout
             chosen.export(runs, to)
     except ImportError as error:
         discard(to)
@@ -34,8 +36,23 @@ def export_logs(runs: Sequence[Run], tracker: str, to: Path) -> str:
     except Exception as error:
         discard(to)
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        raise DeepstackError(f"--logs: {tracker} could not write the runs: {reason}") from error
+        kind = ResourceError if isinstance(error, OSError) else DeepstackError
+        raise kind(f"--logs: {tracker} could not write the runs: {reason}") from error
     return chosen.show(to)
+
+
+@contextmanager
+def errors_of_threads() -> Iterator[None]:
+    """Raise the first error of a thread at the end of the block, which prints none of them."""
+    errors: list[BaseException | None] = []
+    before = threading.excepthook
+    threading.excepthook = lambda failure: errors.append(failure.exc_value)
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+    for error in filter(None, errors):
+        raise error
 
 
 def discard(folder: Path) -> None:

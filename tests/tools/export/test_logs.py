@@ -1,7 +1,9 @@
 """Logs for trackers: exports that are refused or fail."""
 
+import errno
 import shlex
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote
@@ -60,6 +62,25 @@ def test_a_failed_export_leaves_one_line_and_no_folder(
     line = "deepstack: --logs: failing could not write the runs: RuntimeError: table exists\n"
     assert refusal(1, *words) == line
     assert not (tmp_path / "m").exists()
+
+
+def test_an_error_in_a_thread_of_a_tracker_is_the_error_of_the_export(
+    runs: dict[str, Run], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def write() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def export(runs: Sequence[Run], to: Path) -> None:
+        to.mkdir()
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join()
+
+    register_tracker("failing", Tracker(export, str))
+    words = "export", runs["done"].path.parent, "--logs", "failing", "--to", tmp_path / "m"
+    line = "--logs: failing could not write the runs: OSError: [Errno 28] No space left on device"
+    assert refusal(5, *words) == f"deepstack: {line}\n"
+    assert not (tmp_path / "m").exists() and "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("tracker", known_trackers())
