@@ -122,6 +122,7 @@ from deepstack.runs.trackers import register_tracker as register_tracker
 from deepstack.runs.update_growth import growths_of as growths_of
 from deepstack.runs.update_growth import steps_of as steps_of
 from deepstack.runs.validation import of_one_validation as of_one_validation
+from deepstack.runs.validation import validation_notes as validation_notes
 from deepstack.runs.words import UNCOUNTED as UNCOUNTED
 from deepstack.runs.words import as_sentence as as_sentence
 from deepstack.runs.words import growth_sentence as growth_sentence

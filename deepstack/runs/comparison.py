@@ -40,6 +40,7 @@ from deepstack.runs.statistics import (
     value_at,
 )
 from deepstack.runs.studies import Folders, find_studies, list_folders
+from deepstack.runs.validation import validation_notes
 from deepstack.runs.words import lead_sentence
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def comparison_notes(runs: Runs) -> list[str]:
     lines = []
     if note := hidden_note(runs):
         lines.append(f"{note}; of your own loop: probe(…, seed=…) or probe(…, name=…)")
-    lines += versions_notes(runs) + task_sentence(map(task_of, runs))
+    lines += versions_notes(runs) + validation_notes(runs) + task_sentence(map(task_of, runs))
     if mask_note(runs):
         lines.append("val_loss is over hidden tokens alone: the column val_loss_masked of ls")
     if any(run.get("model.start") for run in runs):

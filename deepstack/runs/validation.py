@@ -1,7 +1,10 @@
 """Leaves out runs whose validation losses cannot be compared with the others of a study."""
 
+from collections.abc import Iterable
+
 from deepstack.base.text import counted
 from deepstack.records import Run
+from deepstack.runs.outcomes import task_of
 from deepstack.runs.runs import Runs
 
 MOST_NAMES = 3
@@ -23,6 +26,24 @@ def of_one_validation(runs: Runs) -> tuple[Runs, list[str]]:
         f"validated on other text ({names}{more}); --where run=NAME,… shows them alone"
     )
     return runs.keep(lambda run: run not in earlier), [line]
+
+
+def validation_notes(runs: Iterable[Run]) -> list[str]:
+    """Return a note on compared runs whose validation sets differ in size, or none.
+
+    The smaller set is a part of the larger one.  The error of its other part is in no interval over
+    seeds.
+    """
+    sizes = {
+        (task_of(run), int(run.meta.get("validation", {}).get("positions", 0))) for run in runs
+    }
+    known = sorted(number for _, number in sizes if number)
+    if len({task for task, _ in sizes}) != 1 or len(known) < 2:
+        return []
+    return [
+        f"the validation sets have {known[0]:,} to {known[-1]:,} positions, which no interval over "
+        "seeds counts; give all runs the same train.batch_size x train.eval_batches"
+    ]
 
 
 def is_of_earlier_version(run: Run) -> bool:

@@ -60,3 +60,15 @@ def test_a_text_is_known_by_its_contents(digests: tuple[str, str], tmp_path: Pat
     is_one = digests[0] == digests[1]
     assert ("better than" in answer(tmp_path / "s").sentence) == is_one
     assert ("data differs" in typed("compare", tmp_path / "s").stderr) != is_one
+
+
+def test_validation_sets_of_several_sizes_are_named(tmp_path: Path) -> None:
+    make_study(tmp_path, {"train.batch_size": 32})
+    assert "positions" not in typed("compare", tmp_path).stderr
+    for number, path in enumerate(sorted(tmp_path.iterdir())):
+        meta = json.loads((path / "meta.json").read_text())
+        RunFolder(path).write_meta(meta | {"validation": {"positions": 1280 * (1 + number // 3)}})
+    note = "the validation sets have 1,280 to 2,560 positions"
+    assert note in typed("compare", tmp_path).stderr.replace("\n", " ")
+    found = answer(tmp_path)
+    assert "better than" in found.sentence and any(note in line for line in found.left_out)

@@ -18,6 +18,7 @@ from deepstack.runs import (
     growths_of,
     of_one_validation,
     path_of,
+    validation_notes,
     versions_notes,
 )
 from deepstack.tools.answer import pages
@@ -139,6 +140,7 @@ def answer(
     name, chart = figure_of(readable, found.kind)
     left_out = [f"run {run.name} is left out: {wrong}" for run, wrong in damage.items()]
     left_out += [*other, *unfinished(readable), *versions_notes(readable)]
+    left_out += validation_notes(readable)
     return Answer(readable, " ".join(question.split()), found, name, chart, tuple(left_out))
 
 
