@@ -180,8 +180,9 @@ class RunFolder:
     def read_state(self) -> str | None:
         """Return the state in status.json; None if there is none yet.
 
-        Raises ResourceError if it cannot be read, if steps.csv does not reach its step, or if
-        evals.csv is missing that checksums.json names.
+        Raises ResourceError if it cannot be read, if steps.csv does not reach its step, if
+        evals.csv is missing that checksums.json names, or if config.yaml is another one, which
+        would give other settings to the numbers.
         """
         status = self.read_status()
         state, step = status.get("state"), status.get("step")
@@ -191,11 +192,18 @@ class RunFolder:
             last = self.last_row().get("step", "0")
             why = f"goes to step {last}, but status.json says {state} at step {step}"
             raise damage_error(self.steps_path, why)
-        if state in ENDED and not self.evals_path.exists():
-            sums = self.path / files.CHECKSUMS
-            if self.evals_path.name in load_json(sums, {}):
-                raise damage_error(self.evals_path, f"is missing; {sums.name} names it")
+        if state in ENDED:
+            self._compare_with_checksums()
         return state
+
+    def _compare_with_checksums(self) -> None:
+        """Raise ResourceError for missing evaluations, and for a config.yaml that was changed."""
+        sums = load_json(self.path / files.CHECKSUMS, {})
+        if self.evals_path.name in sums and not self.evals_path.exists():
+            raise damage_error(self.evals_path, f"is missing; {files.CHECKSUMS} names it")
+        listed = sums.get(self.config_path.name)
+        if listed and self.config_path.is_file() and files.sha256(self.config_path) != listed:
+            raise damage_error(self.config_path, "was changed after the run ended")
 
     def present_state(self) -> str:
         """Return the state now: `read_state`, or `interrupted` for a run that nobody trains.

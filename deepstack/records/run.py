@@ -20,7 +20,7 @@ from deepstack.config.instruments import specs
 from deepstack.config.schema import flatten
 from deepstack.records.analyses import Analysis, read_analysis
 from deepstack.records.file_values import damage_error, is_logged, logged_number
-from deepstack.records.files import CHECKSUMS, mapping, read, sha256
+from deepstack.records.files import read
 from deepstack.records.folder import (
     EVALS_COLUMNS,
     IDENTITY,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RESULTS = "results"  # the default of --out
-CHANGED_CONFIG = "config.yaml was changed after the run ended; see deepstack verify"
 
 
 class Run:
@@ -179,12 +178,12 @@ class Run:
     def damage(self, *, layers: bool = False) -> str | None:
         """Return why this run cannot be read, or None; layers=True reads the files of layers too.
 
-        A config.yaml that was changed after the end would give other settings to the numbers.
-        Other readable files may still have changed: `deepstack verify` finds that.
+        Readable files but config.yaml may still have changed: `deepstack verify` finds that.
         """
         try:
+            _ = self.config
             self.folder.read_state()
-            _ = self.config, self.meta, self.columns, self.steps, self.evals, self.timing
+            _ = self.meta, self.columns, self.steps, self.evals, self.timing
             if layers:
                 _ = (
                     [self.log(name) for name in self.log_names()],
@@ -192,15 +191,7 @@ class Run:
                 )
         except ResourceError as error:
             return str(error)
-        return CHANGED_CONFIG if self._has_changed_config() else None
-
-    def _has_changed_config(self) -> bool:
-        """Return whether config.yaml is not the file of which checksums.json has the sha256."""
-        try:
-            listed = mapping(self.path / CHECKSUMS).get(self.folder.config_path.name)
-            return listed is not None and listed != sha256(self.folder.config_path)
-        except (OSError, ValueError):  # no checksums yet, or of a damaged file
-            return False
+        return None
 
     @cached_property
     def flat_config(self) -> dict[str, Any]:

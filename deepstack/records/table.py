@@ -96,10 +96,10 @@ def summarize(folder: RunFolder) -> Summary:
     """
     path, labels = absolute(folder.path), read_labels(folder)
     try:
+        config = {sys.intern(key): value for key, value in flatten(folder.read_config())}
         state = folder.present_state()
         meta = folder.read_meta()
         folder.read_columns()
-        config = {sys.intern(key): value for key, value in flatten(folder.read_config())}
         step = _last_row(folder.steps_path, STEPS_COLUMNS)
         evaluation = _last_row(folder.evals_path, EVALS_COLUMNS)
         logged = {

@@ -290,7 +290,7 @@ def test_a_config_that_was_changed_after_the_end_labels_no_numbers(tmp_path: Pat
     text = config.read_text()
     assert run.damage() is None
     config.write_text(text.replace("  lr: 0.001\n", "  lr: 0.5\n"))
-    assert "config.yaml was changed after the run ended" in (Run(run.path).damage() or "")
+    assert "config.yaml: was changed after the run ended" in (Run(run.path).damage() or "")
     with pytest.raises(NothingMatchedError, match="none of these runs can be read"):
         deepstack.answer(run.path.parent)
     config.write_text(text)
