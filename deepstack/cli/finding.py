@@ -94,12 +94,12 @@ def sweep_finding(runs: Sequence[Run]) -> list[str]:
     level = f", {floors[0]:.3f}" if len(floors) == 1 else ""
     gain = f"(mean gain in nats over {guess_of(known[0])}{level})"
     lead = lead_sentence(bests)
+    last = [lead] if lead else task_sentence(one.task for one in known.results.values())
     counts = {n: ", ".join(map(count_text, by_success(depths[n]))) for n in sorted(depths)}
     return [
         f"runs that learned from context{where} {gain}:",
         *(f"{n} layers: {text}" for n, text in counts.items()),
-        *([lead] if lead else []),
-        *task_sentence(one.task for one in known.results.values()),
+        *last,
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -118,8 +118,9 @@ def compare(
         runs = readable[study]
         for line in comparison_notes(runs):
             say(f"{study.name}: {line}" if study.name else line)
-        if lead := lead_sentence(runs.bests(keys[study])):
-            say(f"{study.name}: {lead}" if len(readable) > 1 else lead)
+        lead = lead_sentence(runs.bests(keys[study]))
+        for line in [lead] if lead else task_sentence(map(task_of, runs)):
+            say(f"{study.name}: {line}" if len(readable) > 1 else line)
     # Of several studies one may lack columns, and it may be the first.
     order = dict.fromkeys(name for row in sorted(rows, key=len, reverse=True) for name in row)
     if sort is not None:
@@ -140,7 +141,7 @@ def with_types(table: pd.DataFrame) -> pd.DataFrame:
     return table.astype({name: float for name in NUMBERS if name in table})
 
 
-def has_one_task(runs: Runs) -> bool:
+def has_one_task(runs: Iterable[Run]) -> bool:
     """Return whether all runs have the same task, so that their losses can be compared."""
     return not task_differences(map(task_of, runs))
 
@@ -150,7 +151,7 @@ def comparison_notes(runs: Runs) -> list[str]:
     lines = []
     if note := hidden_note(runs):
         lines.append(f"{note}; of your own loop: probe(…, seed=…) or probe(…, name=…)")
-    lines += versions_notes(runs) + validation_notes(runs) + task_sentence(map(task_of, runs))
+    lines += versions_notes(runs) + validation_notes(runs)
     if mask_note(runs):
         lines.append("val_loss is over hidden tokens alone: the column val_loss_masked of ls")
     if any(run.get("model.start") for run in runs):
@@ -230,7 +231,7 @@ def difference_cells(
     partner: from `pair_runs`.
     """
     found = [(run, other) for run in done if (other := partner(run)) not in (None, run)]
-    pairs = [pair for pair in found if has_one_task(Runs(pair))]
+    pairs = [pair for pair in found if has_one_task(pair)]
     gap = difference_of([(final_value(a, column), final_value(b, column)) for a, b in pairs])
     row = {"difference": gap.value, "se": gap.se}
     return row | {"diff_low": gap.low, "diff_high": gap.high, "pairs": gap.n}

@@ -45,15 +45,13 @@ def find_studies(
     every = Runs(run for folder in folders for run in find_runs(folder))
     chosen = every.select(where, sort, last)
     damage = {run: wrong for run in chosen if (wrong := damage_of(run))}
-    best: dict[str, Run] = {}
-    for run in sorted((run for run in chosen if run not in damage), key=progress_of, reverse=True):
-        best.setdefault(experiment_of(run) if is_joined else str(run.path), run)
+    readable = [run for run in chosen if run not in damage]
+    counted = counted_of_equal(readable) if is_joined else {run: run for run in readable}
     for run in chosen:
         members = studies.setdefault(Path() if is_joined else run.path.parent, [])
-        same = best.get(experiment_of(run) if is_joined else str(run.path), run)
         if run in damage:
             skipped.append(f"run {run.name} is left out: {damage[run]}")
-        elif same is run:
+        elif (same := counted[run]) is run:
             members.append(run)
         elif same.path.resolve() != run.path.resolve():
             skipped.append(f"{run.path} is left out: the same configuration as {same.path}")
@@ -64,9 +62,21 @@ def find_studies(
     return compared, skipped
 
 
+def counted_of_equal(runs: Iterable[Run]) -> dict[Run, Run]:
+    """Return for each run the one of its configuration and seed that counts.
+
+    It is the first that has ended, else the first with the most steps.
+    """
+    equal: dict[str, list[Run]] = {}
+    for run in runs:
+        equal.setdefault(experiment_of(run), []).append(run)
+    return {run: max(group, key=progress_of) for group in equal.values() for run in group}
+
+
 def progress_of(run: Run) -> tuple[bool, int]:
-    """Return whether a run has ended, and its number of steps."""
-    return run.state in ENDED, int(run.status.get("step") or 0)
+    """Return whether a run has ended, and its number of steps if it has not."""
+    has_ended = run.state in ENDED
+    return has_ended, 0 if has_ended else int(run.status.get("step") or 0)
 
 
 def refuse_unknown_diagnostic(name: str | None, runs: Iterable[Run]) -> None:

@@ -31,8 +31,8 @@ def of_one_validation(runs: Runs) -> tuple[Runs, list[str]]:
 def validation_notes(runs: Iterable[Run]) -> list[str]:
     """Return a note on compared runs whose validation sets differ in size, or none.
 
-    The smaller set is a part of the larger one.  The error of its other part is in no interval over
-    seeds.
+    The smaller set is a part of the larger one.  No interval over seeds counts the error of the
+    part that they do not share.
     """
     sizes = {
         (task_of(run), int(run.meta.get("validation", {}).get("positions", 0))) for run in runs
@@ -41,8 +41,8 @@ def validation_notes(runs: Iterable[Run]) -> list[str]:
     if len({task for task, _ in sizes}) != 1 or len(known) < 2:
         return []
     return [
-        f"the validation sets have {known[0]:,} to {known[-1]:,} positions, which no interval over "
-        "seeds counts; give all runs the same train.batch_size x train.eval_batches"
+        f"the validation sets have {known[0]:,} to {known[-1]:,} positions, and the intervals do "
+        "not count the difference; set train.eval_batches so that all have the same"
     ]
 
 

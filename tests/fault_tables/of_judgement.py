@@ -324,7 +324,7 @@ ROWS = (
     ),
     (
         "an_interrupted_run_hides_the_ended_one", "runs",
-        "key=progress_of, reverse=True", "key=lambda run: 0",
+        "max(group, key=progress_of)", "group[0]",
         "runs/test_sets_of_runs.py::test_of_equal_runs_in_several_folders_the_ended_one_counts",
     ),
     (

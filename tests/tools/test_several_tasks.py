@@ -72,3 +72,20 @@ def test_validation_sets_of_several_sizes_are_named(tmp_path: Path) -> None:
     assert note in typed("compare", tmp_path).stderr.replace("\n", " ")
     found = answer(tmp_path)
     assert "better than" in found.sentence and any(note in line for line in found.left_out)
+
+
+def test_a_task_that_differs_between_depths_is_compared_at_each(tmp_path: Path) -> None:
+    for depth in (6, 12):
+        for scheme, loss in (("deepnorm", 2.6), ("post_ln", 2.4)):
+            for seed in range(3):
+                settings = {"task.n": depth}
+                make_run(
+                    tmp_path, scheme=scheme, depth=depth, seed=seed, config=settings,
+                    masked=loss + seed / 100,
+                )  # fmt: skip
+    runs = Runs.below(tmp_path)
+    found = [*sweep_finding(runs), answer(tmp_path).sentence, *answer(tmp_path).found.details]
+    found += [typed("compare", tmp_path).stderr, *finding_of(runs, [], None)["sentences"]]
+    assert "not compared" not in " ".join(found)
+    assert sum("Post-LN" in text and "better than DeepNorm" in text for text in found) >= 3
+    assert [row["depth"] for row in best_of_depths(runs)] == [6, 12]

@@ -102,7 +102,8 @@ def about_several(settings: dict[str, list[Best]], depths: Sequence[int], gap: G
     sure, details = list(found.sure), list(found.details)
     sure += shares([cell for cells in judged.values() for cell in cells])
     details += filter(None, [shares_sentence([c for c in every if c.depth == depths[-1]])])
-    details += task_sentence(one.task for cell in every for one in cell.by_seed.values())
+    if gap is None:
+        details += task_sentence(one.task for cell in every for one in cell.by_seed.values())
     kind: Kind = "settings" if one_depth else "depths"
     return replace(found, kind=kind, sentence=f"{as_sentence(text)}.", sure=sure, details=details)
 

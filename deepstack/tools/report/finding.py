@@ -57,8 +57,10 @@ def finding_of(runs: Runs, best: Sequence[str], updates: pd.DataFrame | None) ->
     exponents = exponents_of(updates)
     diverged, failed = failed_runs(runs)
     sentences = list(filter(None, [rate_sentence(learning, MOST_NAMES)]))
-    sentences += [leader_sentence(depths[-1])] if depths else []
-    sentences += task_sentence(one.task for one in known.results.values())
+    if depths:
+        sentences.append(leader_sentence(depths[-1]))
+    else:
+        sentences += task_sentence(one.task for one in known.results.values())
     sentences += growth_sentences(runs, updates)
     if failed:
         sentences.append(f"No better than a predictor without context: {listed(failed)}.")
