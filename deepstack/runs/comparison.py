@@ -70,7 +70,7 @@ def compare(
     |------------------|------|--------------------------------------------------------------------|
     | study            |      | the folder's name, where there are several                         |
     | setting          |      | the values that differ, besides depth and seed                     |
-    | depth            |      | N; `20 + 5` in an encoder-decoder                                  |
+    | depth            |      | N; all are texts where one is `20 + 5`, of an encoder-decoder      |
     | seeds            |      | how many                                                           |
     | outcome          |      | trained, stalled, above, diverged (chart `outcomes`), or the state |
     | val_loss, val_sd | nats | final validation loss, where [MASK] is shown if anywhere: mean and |
@@ -138,6 +138,8 @@ def with_types(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table with numbers as numbers and its attrs, also where a column is empty."""
     if "pairs" in table:
         table["pairs"] = table["pairs"].fillna(0).astype(int)
+    if len(table) and table["depth"].str.isdecimal().all():
+        table["depth"] = table["depth"].astype(int)
     return table.astype({name: float for name in NUMBERS if name in table})
 
 

@@ -214,9 +214,9 @@ def draw(best: pd.DataFrame, summary: pd.DataFrame) -> None:
             plt.Line2D([], [], color="#000000", marker="|", ls="", ms=9, mew=1.6, label="mean"),
             plt.Line2D([], [], color="#D55E00", lw=2.6, label="draws of seeds"),
             plt.Line2D([], [], color="#0072B2", lw=1.1, label="draws of designs"),
-            plt.Line2D([], [], color="#DDDDDD", lw=6, label="shuffled designs"),
+            plt.Line2D([], [], color="#DDDDDD", lw=5, label="shuffled designs"),
         ]
-        figure.legend(handles=handles, loc="outside lower right", ncols=4)
+        figure.legend(handles=handles, loc="outside lower right", ncols=4, handletextpad=1.0)
         (HERE / "figures").mkdir(exist_ok=True)
         figure.savefig(HERE / "figures" / "pairs.png", dpi=150)
 

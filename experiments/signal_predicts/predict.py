@@ -206,7 +206,7 @@ def draw(table: pd.DataFrame, schemes: pd.DataFrame, majority: float) -> None:
                        color=COLOURS[2 * i], mfc="none" if i == 0 else None)  # fmt: skip
         right.set(yticks=range(len(ordered)), xlim=(-0.03, 1.03), ylim=(-0.7, len(ordered) - 0.3))
         right.set_yticklabels(ordered.index, fontsize=6)
-        right.set(xlabel="share predicted, scheme held out (least trained first)")
+        right.set(xlabel="share predicted, scheme held out (least trained below)")
         right.legend(loc="upper left", fontsize=7)
         (HERE / "figures").mkdir(exist_ok=True)
         figure.savefig(HERE / "figures" / "predicted.png", dpi=150)

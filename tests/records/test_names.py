@@ -51,7 +51,7 @@ def test_a_linked_run_belongs_to_the_study_in_which_its_link_lies(tmp_path: Path
     assert table["study"].tolist() == ["study"] * 2 and table["model.depth"].tolist() == [6, 18]
     assert {run.study for run in find_runs(tmp_path / "study")} == {"study"}
     assert len(runs_of(table)) == 2 and len(runs_of(table[table["model.depth"] == 18])) == 1
-    assert deepstack.compare(tmp_path / "study")["depth"].tolist() == ["6", "18"]
+    assert deepstack.compare(tmp_path / "study")["depth"].tolist() == [6, 18]
 
 
 def test_tables_show_escapes_for_names_and_notes_that_are_not_utf_8(tmp_path: Path) -> None:
