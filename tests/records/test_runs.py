@@ -192,6 +192,7 @@ def test_a_table_has_what_varies_inside_a_study(tmp_path: Path) -> None:
     assert [name for name in row if "." in name] == ["model.scheme", "model.scheme_options.gain"]
 
 
+@pytest.mark.slow(turn=29)
 def test_a_narrow_terminal_gets_whole_names_and_numbers(tmp_path: Path) -> None:
     name = "hyper_connections-d1000-s0-4c53e0"
     make_run(tmp_path / name, "seed: 1234\nmodel: {scheme: x}\ntrain: {lr: 0.01}\n")

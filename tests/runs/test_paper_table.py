@@ -45,10 +45,10 @@ def test_a_table_of_latex_has_the_numbers_of_json_and_the_best_in_bold(study: Pa
     for cells, fact in zip(rows, facts, strict=True):
         row = dict(zip(titles, cells, strict=True))
         loss = rf"{fact['val_loss']:.3f} $\pm$ {fact['val_sd']:.3f}"
-        is_best = (fact["setting"], fact["depth"]) in (("Pre-LN", "6"), ("DeepNorm", "48"))
+        is_best = (fact["setting"], fact["depth"]) in (("Pre-LN", 6), ("DeepNorm", 48))
         assert row["validation loss"] == (rf"\textbf{{{loss}}}" if is_best else loss)
         assert row[r"95 \% interval"] == f"{fact['val_low']:.3f} to {fact['val_high']:.3f}"
-        assert (row["n"], row["N"], row["outcome"]) == ("3", fact["depth"], "3 learnt")
+        assert (row["n"], row["N"], row["outcome"]) == ("3", str(fact["depth"]), "3 learnt")
         if fact["setting"] != "Post-LN":
             assert row["difference"] == f"{fact['difference']:.3f}".replace("-", "$-$")
     assert "Bold: lowest mean at each depth" in text and r"from post\_ln" in text

@@ -200,7 +200,7 @@ def test_all_commands_select(
     listed = json.loads(typed("ls", results, *words, "--json").stdout)
     assert [row["run"] for row in listed] == ["d48", "d6"]
     compared = json.loads(typed("compare", results, *words, "--json").stdout)
-    assert [row["depth"] for row in compared] == ["48", "6"]
+    assert [row["depth"] for row in compared] == [48, 6]
     page = tmp_path / "page.html"
     assert typed("report", results, *words, "--to", page, "-q").exit_code == 0
     text = page.read_text()

@@ -70,10 +70,10 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_row_is_the_mean_and_the_spread_of_its_seeds(study: Path) -> None:
     table = compare(study)
     assert list(zip(table.setting, table.depth, strict=True)) == [
-        ("DeepNorm", "1"), ("DeepNorm", "2"), ("Post-LN", "1"), ("Post-LN", "2")
+        ("DeepNorm", 1), ("DeepNorm", 2), ("Post-LN", 1), ("Post-LN", 2)
     ]  # fmt: skip
     for scheme, setting in zip(SCHEMES, SETTINGS, strict=True):
-        row = rows_of(table).loc[setting, "2"]
+        row = rows_of(table).loc[setting, 2]
         losses = [LOSS[scheme, 2, seed] for seed in range(3)]
         assert row.val_loss == pytest.approx(statistics.fmean(losses))
         assert row.val_sd == pytest.approx(statistics.stdev(losses))
@@ -116,7 +116,7 @@ def test_a_difference_is_taken_seed_by_seed(study: Path, against: str) -> None:
     table = compare(study, against)
     for depth in (1, 2):
         found = [LOSS["deepnorm", depth, s] - LOSS["post_ln", depth, s] for s in range(3)]
-        row = rows_of(table).loc["DeepNorm", str(depth)]
+        row = rows_of(table).loc["DeepNorm", depth]
         assert row.difference == pytest.approx(statistics.fmean(found))
         assert row.se == pytest.approx(statistics.stdev(found) / math.sqrt(3))
         assert row.se < row.val_sd / 5  # what seeds have in common is out of it
@@ -124,7 +124,7 @@ def test_a_difference_is_taken_seed_by_seed(study: Path, against: str) -> None:
         ends = (row.difference - half, row.difference + half)
         assert (row.diff_low, row.diff_high) == pytest.approx(ends, abs=1e-3 * half)
         assert row.pairs == 3
-        own = rows_of(table).loc["Post-LN", str(depth)]
+        own = rows_of(table).loc["Post-LN", depth]
         assert own.pairs == 0 and own[["difference", "diff_low", "diff_high"]].isna().all()
     words = "compare", study, "--against", against
     first, *_ = json.loads(typed(*words, "--json").stdout)
@@ -174,7 +174,7 @@ def test_a_page_holds_every_table_and_chart(study: Path, whole: Path) -> None:
     assert page.open == []
     head = next(row for row in page.rows if row[0] == "setting")
     cells = next(row for row in page.rows if row[:2] == ["DeepNorm", "2"])
-    row = rows_of(compare(study, "post_ln")).loc["DeepNorm", "2"]
+    row = rows_of(compare(study, "post_ln")).loc["DeepNorm", 2]
     for name, count, sign, values in (
         ("validation loss", "n", "", (row.val_loss, row.val_low, row.val_high)),
         ("difference", "pairs", "+", (row.difference, row.diff_low, row.diff_high)),
