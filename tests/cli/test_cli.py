@@ -105,6 +105,7 @@ def test_sweep_runs_skips_and_ends_with_a_table(
     assert times() == before
 
 
+@pytest.mark.slow(turn=0)
 def test_the_live_display_on_a_terminal(tmp_path: Path) -> None:
     at_once = (
         "import deepstack.cli.output as p; p.DELAY_SECONDS = 0.0; from deepstack.cli import main"

@@ -125,6 +125,7 @@ def wave_command() -> None:
 '''
 
 
+@pytest.mark.slow(turn=26)
 def test_new_and_changed_files_are_listed_at_once(tmp_path: Path) -> None:
     """A changed docstring, a scheme in a new file, a new command, a new folder with a chart."""
     plots, verify = "deepstack/plots/update.py", "deepstack/cli/verify_command.py"

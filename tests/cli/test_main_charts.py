@@ -152,6 +152,7 @@ def test_plot_takes_the_newest_study_and_names_the_others(results: Path) -> None
     assert f"{results / 'a'}, {results / 'c'}\n" in shown.stderr
 
 
+@pytest.mark.slow(turn=40)
 @needs("answer")
 def test_answer_lists_studies_with_the_command_for_each(results: Path) -> None:
     shown = typed("answer", results)

@@ -168,6 +168,7 @@ def test_watching_prints_no_json_and_knows_its_conditions(tmp_path: Path) -> Non
     assert "did you mean" in refusal(2, "ls", tmp_path, "--watch", "--where", "dpeth=6")
 
 
+@pytest.mark.slow(turn=30)
 def test_lines_follow_states_and_an_interrupt_ends_them(tmp_path: Path) -> None:
     """It may begin before the first run does."""
     root = tmp_path / "results"
@@ -186,6 +187,7 @@ def test_lines_follow_states_and_an_interrupt_ends_them(tmp_path: Path) -> None:
             assert process.wait(30) == 0
 
 
+@pytest.mark.slow(turn=63)
 def test_a_terminal_shows_a_table_that_is_redrawn(tmp_path: Path) -> None:
     folder = make_running(tmp_path)
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "40"}

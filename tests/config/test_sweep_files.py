@@ -148,7 +148,7 @@ def test_the_promised_examples_are_there() -> None:
     [
         pytest.param(
             path,
-            marks=[needs_settings_of(path), *([pytest.mark.slow(turn=at)] if at % 3 else [])],
+            marks=[needs_settings_of(path), *([pytest.mark.slow(turn=at)] if at % 6 else [])],
             id=f"{path.parent.name}/{path.name}",
         )
         for at, path in enumerate(FILES)

@@ -49,6 +49,7 @@ def test_the_recipe_fits_on_a_screen() -> None:
     assert len(recipe().splitlines()) <= 60
 
 
+@pytest.mark.slow(turn=16)
 def test_the_recipe_measures_killed_and_resumed_as_without_a_kill(tmp_path: Path) -> None:
     file = load_recipe(tmp_path)
     config = measured_config()

@@ -249,6 +249,7 @@ def test_a_resumed_run_has_the_same_spikes_and_records(
     assert logs_of(resumed) == logs_of(whole) and data_of(resumed) == data_of(whole)
 
 
+@pytest.mark.slow(turn=32)
 def test_an_extended_run_keeps_the_record_of_a_spike_at_the_last_step_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

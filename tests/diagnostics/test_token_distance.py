@@ -56,6 +56,7 @@ def median_distance(change: Tensor, kept: int = 0) -> Tensor:
     return 3 * change.norm(dim=-1).flatten(kept).median(dim=-1).values
 
 
+@pytest.mark.slow(turn=54)
 @needs("attribution", "probe", "ledger")
 def test_another_distance_changes_every_measure_of_a_move(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

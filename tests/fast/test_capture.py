@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from helpers.sampling import some
 from torch import Tensor
 
 from deepstack.fast import CapturedStep, Measured, Update
@@ -44,7 +45,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
 
 
 @pytest.mark.parametrize("where", ["gradients", "probe", "nowhere"])
-@pytest.mark.parametrize("parts", [None, lambda every, between: nullcontext()])
+@pytest.mark.parametrize("parts", some([lambda every, between: nullcontext(), None], 2))
 def test_a_failed_capture_frees_its_memory_and_is_made_in_parts(
     where: str, parts: Any, graphs: list[Mock]
 ) -> None:

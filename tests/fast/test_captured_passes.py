@@ -55,7 +55,7 @@ OTHERS: list[dict[str, Any]] = [
 SETTINGS = [{"model__scheme": name} for name in SCHEMES.names()] + OTHERS
 
 
-@pytest.mark.parametrize("settings", some(SETTINGS, 3), ids=str)
+@pytest.mark.parametrize("settings", some(SETTINGS, 6), ids=str)
 def test_every_later_record_launches_its_graph_alone(
     settings: dict[str, Any], graphs: list[CpuGraph]
 ) -> None:
@@ -111,7 +111,7 @@ def test_a_pass_that_cannot_be_captured_runs_kernel_by_kernel(
     assert [line.startswith(reason) for line in lines] == [True] * (failures >= 2)
 
 
-@pytest.mark.parametrize("settings", some(SETTINGS, 12, 1), ids=str)
+@pytest.mark.parametrize("settings", some(SETTINGS, 24, 1), ids=str)
 def test_a_captured_run_writes_the_bytes_of_an_eager_one(
     settings: dict[str, Any],
     graphs: list[CpuGraph],

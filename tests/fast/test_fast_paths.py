@@ -99,7 +99,7 @@ DECODERS = [
 
 
 @pytest.mark.parametrize(
-    ("changes", "setting"), [*some(SCHEMES_FUSED, 40), *some(DECODERS, 4)], ids=str
+    ("changes", "setting"), [*some(SCHEMES_FUSED, 40), *some(DECODERS, 8)], ids=str
 )
 def test_fused_sublayers_and_banks_train_as_plain_ones(
     changes: dict[str, Any], setting: dict[str, Any], tmp_path: Path
@@ -129,6 +129,7 @@ def test_layers_are_computed_twice_where_memory_is_short(
     assert whole.meta["flops"]["with_probe"] < again.meta["flops"]["with_probe"]
 
 
+@pytest.mark.slow(turn=5)
 def test_a_run_that_compiles_nothing_imports_no_compiler(tmp_path: Path) -> None:
     """They take seconds to import, a third of the start of a run of 1000 layers."""
     script = (

@@ -66,7 +66,7 @@ def assert_equal_to_rounding(given: Config, kernels: Kernels) -> list[Any]:
     return functions
 
 
-@pytest.mark.parametrize("name", some(SCHEMES.names(), 6, SCHEMES.names().index("mhc") % 6))
+@pytest.mark.parametrize("name", some(SCHEMES.names(), 12, SCHEMES.names().index("mhc") % 12))
 def test_every_scheme_by_kernels_equals_the_eager_step_to_rounding(
     name: str, kernels: Kernels
 ) -> None:
@@ -96,7 +96,7 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", some(KINDS, 3), ids=lambda kind: "-".join(map(str, kind.values())))
+@pytest.mark.parametrize("kind", some(KINDS, 6), ids=lambda kind: "-".join(map(str, kind.values())))
 def test_every_kind_of_step_by_kernels_equals_the_eager_step(
     kind: dict[str, Any], kernels: Kernels
 ) -> None:

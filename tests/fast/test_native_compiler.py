@@ -256,6 +256,7 @@ def interrupted(out: Path, steps: int, **changes: object) -> None:
         deepstack.train(small(**changes), out=out, stop=lambda: next(stops))
 
 
+@pytest.mark.slow(turn=47)
 def test_a_run_that_began_with_torchs_kernels_continues_by_them(
     programs: Programs, tmp_path: Path
 ) -> None:

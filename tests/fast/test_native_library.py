@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from helpers.compilers import NOBODY, Programs, fresh, library_in, signed
 from helpers.compilers import programs as programs
+from helpers.sampling import some
 
 from deepstack.fast.native import Kernels, cache, library
 from deepstack.fast.native.compiler import UnavailableError
@@ -76,7 +77,7 @@ def calling_at(number: int, action: Callable[[], None], function: Callable[[], A
     return count
 
 
-@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("compiles", some([True, False], 2))
 def test_no_exchange_of_folders_loads_a_foreign_library(
     compiles: bool, programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

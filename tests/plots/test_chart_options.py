@@ -99,6 +99,7 @@ def test_options_that_are_not_allowed_are_named(change: dict[str, object]) -> No
         Options(**change)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow(turn=59)
 def test_every_chart_is_a_figure_in_python_in_either_order(tmp_path: Path) -> None:
     make_runs(tmp_path / "s", scheme=("deepnorm", "post_ln"), depth=(6, 18))
     runs = find_runs(tmp_path / "s")

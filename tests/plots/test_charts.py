@@ -250,7 +250,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("name", some(CHARTS.names(), 20, 1))
+@pytest.mark.parametrize("name", some(CHARTS.names(), 40, 1))
 def test_every_chart_is_written_in_four_forms(name: str, study: Path, tmp_path: Path) -> None:
     paths = draw(study, [name], tmp_path)
     assert [path.name for path in paths] == [f"{name}.{kind}" for kind in (*FORMATS, "txt")]
@@ -271,7 +271,7 @@ def test_the_same_runs_give_the_same_bytes_and_leave_matplotlib_alone(tmp_path: 
     assert dict(mpl.rcParams) == before
 
 
-@pytest.mark.parametrize("name", some(CHARTS.names(), 9))
+@pytest.mark.parametrize("name", some(CHARTS.names(), 18))
 def test_no_text_is_cut_off_or_overlaps(name: str, study: Path) -> None:
     figure = make_chart(name, study, layout=True).figure
     figure.set_dpi(200)

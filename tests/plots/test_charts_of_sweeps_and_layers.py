@@ -66,6 +66,7 @@ def test_a_best_rate_at_the_edge_is_hollow_and_a_lone_depth_is_named(tmp_path: P
     assert "ReZero: no seed has a loss at every rate of two depths" in caption(chart)
 
 
+@pytest.mark.slow(turn=28)
 @needs("attribution")
 def test_each_role_has_a_line_with_its_exponent(tmp_path: Path) -> None:
     make_runs(
@@ -266,6 +267,7 @@ def test_layers_that_no_gradient_reaches_are_left_out(tmp_path: Path) -> None:
     assert rows(chart, series="attention, step 2")["x"].unique().tolist() == [4, 5, 6]
 
 
+@pytest.mark.slow(turn=46)
 def test_charts_against_the_step_have_the_best_rate_of_each_setting(tmp_path: Path) -> None:
     study_of_rates(tmp_path, "deepnorm", 0.0)
     chart = make_chart("loss_vs_step", tmp_path)

@@ -235,7 +235,7 @@ OTHERS: dict[str, Callable[[Chart], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", some(CHARTS.names(), 3, 1))
+@pytest.mark.parametrize("name", some(CHARTS.names(), 6, 1))
 def test_a_chart_draws_the_numbers_of_its_csv(name: str, runs: list[Run], tmp_path: Path) -> None:
     if name == "law_fit":  # a law needs losses that fall with depth
         make_runs(

@@ -62,6 +62,7 @@ def test_the_points_are_those_of_the_table(study: Path) -> None:
     assert sorted(chart.data["y"]) == pytest.approx(sorted(table["val_sd"]))
 
 
+@pytest.mark.slow(turn=24)
 def test_the_files_are_named_for_the_columns(study: Path) -> None:
     with without_layout():
         paths = succeed("plot", "scatter", study, "--x", "update_first", "--y", "val_loss").split()

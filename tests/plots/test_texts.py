@@ -25,7 +25,7 @@ HOSTILE = (
 
 
 @needs("report")
-@pytest.mark.parametrize("name", some(HOSTILE, 4))
+@pytest.mark.parametrize("name", some(HOSTILE, 8))
 def test_a_hostile_name_is_drawn_without_a_warning(tmp_path: Path, name: str) -> None:
     """As the label of a scheme, a value, a symbol, a task and a published label."""
     from deepstack.tools.report.figures import describe_figure
@@ -74,6 +74,7 @@ def test_dollar_signs_are_letters_and_indices_are_typeset(tmp_path: Path) -> Non
         assert not is_typeset(typeset(r"x_{\frac}")) and not is_typeset("10^{2}, x_0")
 
 
+@pytest.mark.slow(turn=56)
 def test_letters_without_a_glyph_are_codes_and_one_line_says_so(tmp_path: Path) -> None:
     config = ({"task.path": "数据"}, {"task.path": "数字"})
     rates = {"数据": 1e-3, "数字": 2e-3}

@@ -28,6 +28,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return only_run(out / "quick")
 
 
+@pytest.mark.slow(turn=48)
 @needs("depth_use")
 def test_a_run_keeps_its_plugin_and_is_read_without_naming_it(trained: Run) -> None:
     copy = trained.path / "plugins" / "own.py"

@@ -91,6 +91,7 @@ def check_folders(folders: list[str], place: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow(turn=2)
 def test_the_core_works_without_all_folders(tmp_path: Path) -> None:
     check_folders([ALL], tmp_path)
 
@@ -105,6 +106,7 @@ def test_the_core_works_without_any_other_folder(tmp_path: Path) -> None:
     check_folders(ORDER[len(ORDER) // 6 :], tmp_path)
 
 
+@pytest.mark.slow(turn=36)
 def test_no_module_of_the_fast_tests_imports_a_folder_that_can_be_deleted() -> None:
     """Their functions do, behind `pytest.importorskip`."""
     files = [path for place in FAST for path in (TESTS / place, *(TESTS / place).rglob("*.py"))]

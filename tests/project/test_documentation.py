@@ -273,6 +273,7 @@ def test_a_plugin_of_a_tutorial_trains(words: list[str], files: Path) -> None:
     assert [run.state for run in find_runs("results")] == ["done"]
 
 
+@pytest.mark.slow(turn=12)
 @needs("probe")
 def test_the_model_of_a_tutorial_is_measured(files: Path) -> None:
     code = (files / "my_model.py").read_text().replace("range(20)", "range(3)")

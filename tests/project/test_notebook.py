@@ -136,6 +136,7 @@ def cells(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return shown
 
 
+@pytest.mark.slow(turn=22)
 def test_a_notebook_shows_a_bar_for_a_run_and_for_a_sweep(cells: list[str], tmp_path: Path) -> None:
     deepstack.train(CONFIG, out=tmp_path / "quiet", observer=Observer())
     assert cells == []

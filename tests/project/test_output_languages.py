@@ -85,6 +85,7 @@ def sources() -> Iterator[tuple[str, str]]:
         yield os.path.relpath(path, PACKAGE), Path(path).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow(turn=60)
 def test_each_language_is_written_in_one_module() -> None:
     found = {(file, name) for file, text in sources() for name in languages_in(text)}
     owners = {(owner, name) for name, (owner, _) in WRITERS.items()}

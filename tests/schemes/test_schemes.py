@@ -108,7 +108,7 @@ OTHERS = [(name, f, 4, "in_out", "xavier_normal") for name, f in PUBLISHED if f 
 
 
 @pytest.mark.parametrize(
-    ("name", "family", "depth", "fan", "distribution"), [*some(ENCODERS, 11), *some(OTHERS, 4)]
+    ("name", "family", "depth", "fan", "distribution"), [*some(ENCODERS, 22), *some(OTHERS, 8)]
 )
 def test_initial_standard_deviations(
     name: str, family: str, depth: int, fan: str, distribution: str

@@ -65,6 +65,7 @@ def test_parameters_are_counted_exactly(scheme: str, head: str) -> None:
     assert CellCache().parameters(config, 31) == counted
 
 
+@pytest.mark.slow(turn=18)
 @pytest.mark.usefixtures("warm_server")
 def test_the_library_sweeps_and_reads_back(tmp_path: Path) -> None:
     """A run that could not begin is an error, after the others."""
@@ -189,6 +190,7 @@ def dry_run(file: Path, *words: str) -> Any:
     return result
 
 
+@pytest.mark.slow(turn=37)
 def test_the_plan_shows_what_varies_and_what_overrides_set(file: Path) -> None:
     rows = json.loads(dry_run(file, "--json", "--workers", "2").stdout)
     keys = ["model.scheme", "model.depth", "train.lr", "train.batch_size", "state", "steps"]
@@ -254,6 +256,7 @@ def test_a_damaged_run_is_shown_and_left_alone(tmp_path: Path) -> None:
         deepstack.train(cells[0].config, study="s", out=tmp_path)
 
 
+@pytest.mark.slow(turn=8)
 def test_a_plan_builds_and_times_each_shape_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

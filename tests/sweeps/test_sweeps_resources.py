@@ -135,6 +135,7 @@ for limit in (6, 24):
 """
 
 
+@pytest.mark.slow(turn=3)
 @pytest.mark.skipif(sys.platform != "linux", reason="limits are Linux's")
 def test_memory_beyond_the_limit_raises_and_below_it_does_not() -> None:
     ended = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True)

@@ -80,7 +80,7 @@ LATER: dict[str, Config] = {
 PAIRS = [(before, after) for before in EARLIER for after in LATER]
 
 
-@pytest.mark.parametrize(("before", "after"), some(PAIRS, 7))
+@pytest.mark.parametrize(("before", "after"), some(PAIRS, 14))
 def test_a_used_worker_writes_the_bytes_of_a_fresh_process(
     before: str, after: str, server: ForkServer, tmp_path: Path
 ) -> None:
@@ -108,7 +108,7 @@ def test_a_worker_that_dies_ends_its_run_alone(workers: ForkServer, tmp_path: Pa
     assert data_of(again) == data_of(deepstack.train(whole, out=tmp_path / "alone"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", some([signal.SIGINT, signal.SIGTERM], 2))
 def test_an_interrupted_run_saves_and_ends_its_worker(
     number: signal.Signals, workers: ForkServer, tmp_path: Path
 ) -> None:
@@ -123,6 +123,7 @@ def test_an_interrupted_run_saves_and_ends_its_worker(
     assert pid_of(run_of(tmp_path, small(seed=2))) != pid_of(cut)
 
 
+@pytest.mark.slow(turn=55)
 def test_a_run_takes_a_worker_of_its_own_variables_alone(
     workers: ForkServer, tmp_path: Path
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_refused_run_and_lack_of_memory_end_their_worker(
     assert ended(start(workers, small(), tmp_path)) == 0
 
 
+@pytest.mark.slow(turn=25)
 def test_idle_workers_end_on_request_and_with_their_server(tmp_path: Path) -> None:
     def is_gone(run: Run) -> bool:
         return not Path(f"/proc/{pid_of(run)}").exists()
@@ -191,6 +193,7 @@ def swept(config: Config, out: Path, **limits: Any) -> list[Run]:
     return [Run(cell.folder.path) for cell in cells]
 
 
+@pytest.mark.slow(turn=7)
 def test_twelve_runs_on_a_gpu_start_two_processes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -203,6 +206,7 @@ def test_twelve_runs_on_a_gpu_start_two_processes(
     assert data_of(run_of(tmp_path / "s", small(seed=7))) == data_of(alone)
 
 
+@pytest.mark.slow(turn=33)
 def test_idle_workers_leave_their_memory_to_a_run_that_waits(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

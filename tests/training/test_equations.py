@@ -46,6 +46,7 @@ def test_the_z_loss_is_its_formula_over_predicted_positions(count: float | None)
     torch.testing.assert_close(mean_loss(logits, targets, count, z_loss=0.3), wanted)
 
 
+@pytest.mark.slow(turn=51)
 def test_label_smoothing_leaves_evaluation_plain_and_shards_equal(tmp_path: Path) -> None:
     plain, smooth, sharded = (
         deepstack.train(

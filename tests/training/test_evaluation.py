@@ -79,6 +79,7 @@ def test_the_standard_error_of_means_of_blocks() -> None:
     assert standard_error(sums, ones, np.zeros(6, dtype=np.int64)) == (4.0, None)
 
 
+@pytest.mark.slow(turn=27)
 def test_the_logged_errors_are_those_of_a_jackknife_over_blocks(tmp_path: Path) -> None:
     """Of losses that the plain model gives, leaving out one block of about three sequences."""
     config = small(model__d_model=32, train__eval_batches=100, train__lr=1e-2, train__steps=30)
@@ -127,6 +128,7 @@ def test_seeds_and_depths_share_the_references(tmp_path: Path) -> None:
 # --- resumed, extended and earlier runs ----------------------------------------------------
 
 
+@pytest.mark.slow(turn=57)
 def test_an_extended_run_keeps_the_validation_set_of_its_parent(tmp_path: Path) -> None:
     """Without intermediate evaluations more steps would make the set larger."""
     config = small(
@@ -162,6 +164,7 @@ def with_meta(run: Path, **more: object) -> Run:
     return Run(run)
 
 
+@pytest.mark.slow(turn=34)
 @needs("answer", "report")
 def test_runs_of_earlier_versions_are_not_compared_with_newer_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -20,6 +20,7 @@ from deepstack.training.environment import VARIABLES, bf16_support, cpu, fingerp
 CONFIG = small(model__depth=1, model__d_model=8, log__layers_every=0)
 
 
+@pytest.mark.slow(turn=10)
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch has no MKL here")
 def test_another_code_path_is_refused_and_a_sweep_goes_on_with_other_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

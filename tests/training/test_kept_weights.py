@@ -8,6 +8,7 @@ import pytest
 from helpers.command_line import refusal, typed
 from helpers.extensions import needs
 from helpers.plot_runs import make_chart, rows
+from helpers.sampling import some
 from helpers.small_runs import interrupted, logs_of, small
 from safetensors.torch import load_file
 
@@ -22,6 +23,7 @@ def kept_files(path: Path) -> dict[str, bytes]:
     return {str(p.relative_to(path)): p.read_bytes() for p in path.glob("weights/*/*.safetensors")}
 
 
+@pytest.mark.slow(turn=44)
 def test_weights_are_kept_once_and_survive_a_resume(tmp_path: Path) -> None:
     config = small(train__keep_weights=[0, 3, 5, 12], model__depth=1)
     run = deepstack.train(config, out=tmp_path / "once")
@@ -88,7 +90,7 @@ def test_the_disk_estimate_counts_the_weights_of_each_kept_step(
         assert counted == pytest.approx(len(at), abs=1.5 if chosen == "log" else 0)
 
 
-@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize("every", some([1, 10], 2))
 def test_the_disk_estimate_counts_the_records_of_layers(every: int, tmp_path: Path) -> None:
     sizes = {"model__depth": 8, "train__steps": 30}
     config = small(**sizes, log__layers_every=every)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.sampling import some
 from helpers.small_runs import logs_of, small
 from torch import Tensor, nn
 
@@ -55,9 +56,7 @@ def calls_in(state: RunState) -> dict[str, int]:
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.compile
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "compiled")) for n in PATHS]
-)
+@pytest.mark.parametrize("name", some(PATHS, 3))  # the compiled one is among the slow
 def test_hooks_of_an_instrument_see_every_call(name: str, tmp_path: Path) -> None:
     seen: list[tuple[str, dict[str, int]]] = []
 

@@ -3,6 +3,7 @@
 import gc
 from pathlib import Path
 
+import pytest
 import torch
 from helpers.small_runs import small
 
@@ -15,6 +16,7 @@ def numbers_in_tensors() -> int:
     return sum(tensor.numel() for tensor in tensors)
 
 
+@pytest.mark.slow(turn=9)
 def test_a_run_that_ended_holds_no_memory(tmp_path: Path) -> None:
     deepstack.train(small(), out=tmp_path / "first")
     gc.collect()

@@ -47,7 +47,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("settings", some(VARIANTS, 2), ids=str)
+@pytest.mark.parametrize("settings", some(VARIANTS, 4), ids=str)
 @pytest.mark.parametrize("at", some([4, 1, 7, 11], 4))
 def test_interrupted_and_continued_is_uninterrupted(
     at: int, settings: dict[str, Any], tmp_path: Path
@@ -186,6 +186,7 @@ def run_command(*words: object, **environment: str) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, env=dict(os.environ, **environment))
 
 
+@pytest.mark.slow(turn=42)
 def test_letters_that_a_terminal_or_a_path_lacks_stop_nothing(tmp_path: Path) -> None:
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     out = tmp_path / "\u00fcbung \u0394"

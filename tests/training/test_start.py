@@ -50,6 +50,7 @@ def started(config: deepstack.config.Config, vocab_size: int = 6) -> Any:
     return built, start
 
 
+@pytest.mark.slow(turn=58)
 def test_a_run_begins_where_another_one_ended(trained: Run, tmp_path: Path) -> None:
     run = deepstack.train(config_from(trained, train__lr=1e-4), out=tmp_path)
     assert run.evals["loss"].iloc[0] == pytest.approx(trained.evals["loss"].iloc[-1], rel=1e-6)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.extensions import needs
+from helpers.sampling import some
 from helpers.small_runs import small
 
 import deepstack
@@ -38,7 +39,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return deepstack.train(small(), out=tmp_path_factory.mktemp("usual"))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", some(MODES, 3))
 def test_a_run_has_the_same_files_in_any_mode(mode: str, usual: Run, tmp_path: Path) -> None:
     def state() -> tuple[object, ...]:
         return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.empty(0).dtype
@@ -51,6 +52,7 @@ def test_a_run_has_the_same_files_in_any_mode(mode: str, usual: Run, tmp_path: P
         assert (run.path / name).read_bytes() == (usual.path / name).read_bytes()
 
 
+@pytest.mark.slow(turn=50)
 @needs("depth_use")
 def test_an_analysis_computes_in_fp32_with_gradients_in_any_mode(usual: Run) -> None:
     expected = deepstack.analyze(usual.path, ["jacobian"])["jacobian"].arrays

@@ -108,7 +108,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[float, pd.DataFrame]
     return {p: run.steps for p, run in runs.items()}
 
 
-@pytest.mark.parametrize(("change", "dropout"), some(product(UNSEEN, [0.0, 0.1]), 3))
+@pytest.mark.parametrize(("change", "dropout"), some(product(UNSEEN, [0.0, 0.1]), 7))
 def test_looking_does_not_disturb(
     change: dict[str, Any], dropout: float, plain: dict[float, pd.DataFrame], tmp_path: Path
 ) -> None:
@@ -137,7 +137,7 @@ BLOW_UP = {
 
 
 @pytest.mark.parametrize(
-    ("lag", "checkpoint_seconds", "stop"), some(product([1, 4, 10], [0.0, 120.0], [None, 4, 9]), 5)
+    ("lag", "checkpoint_seconds", "stop"), some(product([1, 4, 10], [0.0, 120.0], [None, 4, 9]), 11)
 )
 def test_divergence_is_a_result_however_late_it_is_seen(
     lag: int,

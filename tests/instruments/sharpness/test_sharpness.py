@@ -178,6 +178,7 @@ def test_a_quadratic_diverges_above_the_threshold_alone(optimizer: str, beta: fl
         assert stability_threshold(train, 7) == pytest.approx(38 / 0.1)
 
 
+@pytest.mark.slow(turn=49)
 def test_a_run_records_the_sharpness_and_the_threshold(tmp_path: Path) -> None:
     config = small(
         log__sharpness_every=5, model__dropout=0.1, train__optimizer="sgd", train__lr=0.05,

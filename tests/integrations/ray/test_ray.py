@@ -134,6 +134,7 @@ def test_a_node_knows_the_sweeps_folder_by_what_stands_in_it(tmp_path: Path) -> 
     assert is_shared(order)
 
 
+@pytest.mark.slow(turn=38)
 def test_a_run_on_a_node_without_shared_files_is_sent_back(
     tmp_path: Path, server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

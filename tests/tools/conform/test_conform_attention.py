@@ -72,7 +72,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("fault", "settings", "words"),
     [
-        pytest.param(*one, id=one[0], marks=[pytest.mark.slow(turn=at)] * (at > 3))
+        pytest.param(*one, id=one[0], marks=[pytest.mark.slow(turn=at)] * (at > 1))
         for at, one in enumerate(FAULTS)
     ],
 )
@@ -148,6 +148,7 @@ class _Plain(nn.Module):
         return Layer.forward(self.layer[0], x)
 
 
+@pytest.mark.slow(turn=43)
 def test_the_tolerance_reaches_every_comparison() -> None:
     given = block()
 

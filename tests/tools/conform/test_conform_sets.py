@@ -79,6 +79,7 @@ def test_a_badge_is_green_only_where_all_checks_agree(
     assert (badge["color"], badge["message"]) == (color, f"Post-LN: {result}")
 
 
+@pytest.mark.slow(turn=39)
 def test_a_fault_beside_the_numbers_is_a_check_that_fails() -> None:
     report = examine(attention_block("in place"), "pre_ln", checks=["forward"])
     assert report.difference is not None and report.passed < len(report.rows)

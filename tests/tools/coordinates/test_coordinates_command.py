@@ -52,6 +52,7 @@ def test_a_wrong_model_exits_6_with_the_module_and_the_cause(tmp_path: Path) -> 
     assert lines[-2].startswith("usual cause   initial scale: start a matrix with")
 
 
+@pytest.mark.slow(turn=6)
 def test_a_figure_that_cannot_be_written_hides_no_verdict(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for text, code, verdict in ((WRONG, 6, "breaks CompleteP"), (MIXER, 5, "keeps CompleteP")):
@@ -110,6 +111,7 @@ def test_masked_outputs_count_as_little_as_masked_logits(tmp_path: Path) -> None
     assert {row["quantity"] for row in rows if row["module"] == "mask"} == {"size", "change"}
 
 
+@pytest.mark.slow(turn=20)
 def test_functions_and_a_test_helper_do_the_same(tmp_path: Path) -> None:
     there: dict[str, object] = {}
     exec(WRONG, there)

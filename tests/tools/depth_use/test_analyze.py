@@ -28,6 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return deepstack.train(config, study="runs", out=tmp_path_factory.mktemp("out"))
 
 
+@pytest.mark.slow(turn=53)
 def test_a_run_folder_has_the_arrays_their_meaning_and_checksums(trained: Run) -> None:
     shutil.rmtree(trained.path / "analysis", ignore_errors=True)
     before = Inspection(trained.folder).files
@@ -177,6 +178,7 @@ def batch() -> dict[str, Tensor]:
     return {"tokens": tokens}
 
 
+@pytest.mark.slow(turn=41)
 def test_an_external_model_is_measured_like_the_same_stack_of_deepstack() -> None:
     pre_ln = {"model__depth": DEPTH, "model__scheme": "pre_ln", "model__family": "decoder"}
     model = perturbed(**pre_ln, task__name="copy").model

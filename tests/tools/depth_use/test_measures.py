@@ -207,6 +207,7 @@ def test_jacobians_are_measured_of_batch_norms_whose_averages_are_known() -> Non
     assert measured("jacobian", model).scalars["mean_from_identity"]
 
 
+@pytest.mark.slow(turn=23)
 def test_jacobian_norms_equal_the_whole_matrices() -> None:
     model = stack(model__family="decoder", task__name="copy")
     result = measured("jacobian", model, probes=16, iterations=150)
@@ -227,6 +228,7 @@ def test_jacobian_norms_equal_the_whole_matrices() -> None:
         assert result.arrays["spectral_norm_max"][i] == pytest.approx(max(norms), rel=1e-2)
 
 
+@pytest.mark.slow(turn=35)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of forward mode
 def test_the_error_of_a_jacobians_distance_is_its_spread_over_probes() -> None:
     generator = torch.Generator().manual_seed(0)
@@ -248,7 +250,7 @@ def test_every_so_many_layers_are_changed() -> None:
     assert measured("similarity", model, every=3).arrays["layers"].tolist() == [0, 1, 4, 7]
 
 
-@pytest.mark.parametrize("scheme", some(sorted(SCHEMES), 6))
+@pytest.mark.parametrize("scheme", some(sorted(SCHEMES), 12))
 def test_every_scheme_is_measured(scheme: str) -> None:
     model = stack(model__scheme=scheme)
     final = model.loss(sample(model))
@@ -260,6 +262,7 @@ def test_every_scheme_is_measured(scheme: str) -> None:
             assert loss == pytest.approx(final, rel=1e-5), name
 
 
+@pytest.mark.slow(turn=62)
 def test_both_sides_of_an_encoder_decoder_are_measured() -> None:
     model = stack(model__family="encoder_decoder", task__name="copy", model__scheme="deepnorm")
     batch = sample(model)

@@ -39,6 +39,7 @@ def states(out: Path) -> dict[int, str]:
     return {run.get("seed"): run.state for run in find_runs(out)}
 
 
+@pytest.mark.slow(turn=11)
 def test_a_metric_that_matches_nothing_ends_the_study_after_its_first_run(tmp_path: Path) -> None:
     out = tmp_path / "results"
     path = study(tmp_path, with_value=[], with_code=[])
@@ -78,7 +79,7 @@ def test_a_file_with_other_numbers_names_them(tmp_path: Path) -> None:
     ("with_value", "with_code", "workers"),
     [
         pytest.param([0], [], 1, marks=pytest.mark.slow),  # an earlier run has a value
-        ([1], [], 2),  # one that still ran has a value
+        pytest.param([1], [], 2, marks=pytest.mark.slow),  # one that still ran has a value
         ([], [0, 1, 2, 3], 1),  # no run ended with exit code 0
         pytest.param([0], [0], 1, marks=pytest.mark.slow),  # a failed run has a value
     ],
@@ -96,6 +97,7 @@ def test_other_runs_without_a_value_leave_the_study_going(
     assert len(states(out)) == 4
 
 
+@pytest.mark.slow(turn=13)
 def test_a_value_of_an_earlier_sweep_counts(tmp_path: Path) -> None:
     out = tmp_path / "results"
     path = study(tmp_path, with_value=[0], with_code=[])

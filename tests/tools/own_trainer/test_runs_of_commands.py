@@ -71,6 +71,7 @@ def test_a_nan_is_a_result_and_an_exit_code_a_failure(place: Path) -> None:
     assert failed.status["error"] == error
 
 
+@pytest.mark.slow(turn=19)
 def test_a_command_without_a_value_has_failed_and_a_changed_script_is_named(
     tmp_path: Path,
 ) -> None:
@@ -109,6 +110,7 @@ def succeed_not(*words: object) -> str:
     return str(done.output)
 
 
+@pytest.mark.slow(turn=61)
 @needs("answer")
 def test_tables_and_charts_read_the_runs(place: Path, tmp_path: Path) -> None:
     study = place / "results" / "study"
@@ -121,6 +123,7 @@ def test_tables_and_charts_read_the_runs(place: Path, tmp_path: Path) -> None:
     assert deepstack.load_runs(study)["val_loss"].min() == pytest.approx(2.11)
 
 
+@pytest.mark.slow(turn=4)
 @needs("answer")
 def test_best_rates_of_a_command_are_stated_without_a_loss_to_compare_with(tmp_path: Path) -> None:
     """Nothing is called learnt, `--refine` is not advised, and no task has a name."""

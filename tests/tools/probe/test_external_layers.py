@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.probe_models import D, adamw, batch_of, encoder, probe_of
+from helpers.sampling import some
 from torch import Tensor, nn
 
 import deepstack
@@ -164,7 +165,7 @@ WRAPPED = [compiled, with_compiled_blocks, compiled_in_place, nn.DataParallel]
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.compile
-@pytest.mark.parametrize("wrap", WRAPPED)
+@pytest.mark.parametrize("wrap", some(WRAPPED, 3))
 def test_a_wrapped_model_is_measured_as_the_model_inside(
     wrap: Callable[[Any], nn.Module], tmp_path: Path
 ) -> None:

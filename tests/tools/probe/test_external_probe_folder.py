@@ -75,6 +75,7 @@ def test_divergence_is_a_result(start: float, step: int, tmp_path: Path) -> None
     assert run.steps["step"].tolist() == list(range(1, step + 1))
 
 
+@pytest.mark.slow(turn=45)
 def test_a_rare_row_measures_its_last_step_alone(tmp_path: Path) -> None:
     """Of the steps since the row before, F_{t-1} and the time of a step are the last one's."""
     pause, F = 0.5, list[Tensor]()
@@ -259,6 +260,7 @@ def test_every_step_is_measured_if_none_divides_the_others(
     assert [row.step for row in result.rows if row.role == "matrices"] == [2, 3, 4]
 
 
+@pytest.mark.slow(turn=1)
 def test_the_guide_states_its_exponents(example: dict[str, Any]) -> None:
     stated = {name: float(x) for name, x in re.findall(r"'(\w+)': ([\d.]+)", GUIDE)}
     assert stated == pytest.approx(example["result"].exponents, abs=0.02)

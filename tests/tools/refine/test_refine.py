@@ -143,6 +143,7 @@ def test_a_run_that_failed_after_an_evaluation_has_no_loss(tmp_path: Path) -> No
     assert failure([])[1] == math.inf
 
 
+@pytest.mark.slow(turn=52)
 def test_the_losses_are_those_of_the_runs_and_no_rule_sets_the_value(tmp_path: Path) -> None:
     """Losses are not counted from the unigram, and an override of the key is left out."""
     rule = Override({"model.depth": [2]}, {"train.lr": 1e-2, "train.clip": 0.5})

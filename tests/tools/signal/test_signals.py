@@ -160,6 +160,7 @@ def test_random_jacobians_agree_with_whole_ones_within_their_error() -> None:
     assert len({round(float(value), 9) for value in values[:, 0]}) == len(seeds)
 
 
+@pytest.mark.slow(turn=31)
 def test_the_variance_of_pre_ln_grows_linearly(signals: Signals) -> None:
     """(1 + l/2) <= E x² <= (1 + 3l/2), Xiong et al. 2020, Lemma 2; Post-LN's is 1."""
     layers = signals.layers[signals.layers["depth"] == 24]
