@@ -1,6 +1,7 @@
 """Long tables of cases: which of them the default run, the slow tests and the full tests try.
 
 The rest of a table rotates: ROTATION is a number of the commit, so each commit tries another part.
+So do the slow tests, by halves.
 `pytest -m full` tries all of it.
 """
 
@@ -10,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
+from zlib import crc32
 
 import pytest
 
@@ -19,6 +21,10 @@ T = TypeVar("T")
 
 FAST = ("config", "records", "runs", "schemes", "tasks", "training/test_training.py")
 """The places of `pytest -m fast`: equations, configurations, run folders, tasks, one training."""
+
+
+ALWAYS = ("mlflow", "ray", "slurm", "tensorboard", "trackio", "wandb")
+"""The packages of other programs, whose slow tests are always tried."""
 
 
 def find_rotation() -> int:
@@ -61,7 +67,7 @@ def some(cases: Iterable[Any], every: int, first: int = 0) -> list[Any]:
 
 def turn(at: int, every: int) -> pytest.MarkDecorator:
     """Return the mark slow at each `every`-th commit, and full at the others."""
-    return pytest.mark.full if (at + ROTATION) % every else pytest.mark.slow
+    return pytest.mark.full if (at + ROTATION) % every else pytest.mark.slow(chosen=True)
 
 
 def rotating(cases: Iterable[Any], every: int) -> list[Any]:
@@ -98,11 +104,18 @@ def package_of(parts: Sequence[str]) -> str:
 
 
 def is_put_off(item: pytest.Item) -> bool:
-    """Return whether a slow case of `some` waits for another commit.
+    """Return whether a slow test waits for another commit.
 
-    A commit tries a quarter of them in packages that have changed, and an eighth in the others.
+    A commit tries half of the slow tests.  Of the cases of `some` it tries a quarter in packages
+    that have changed, and an eighth in the others.  Those of `rotating` are chosen already, and
+    the few of other programs are always tried.
     """
-    turns = [mark.kwargs["turn"] for mark in item.iter_markers("slow") if "turn" in mark.kwargs]
+    marks = [mark.kwargs for mark in item.iter_markers("slow")]
     package = package_of(item.path.relative_to(TESTS).parts)
+    if not marks or "chosen" in marks[0] or package in ALWAYS:
+        return False
+    turns = [kwargs["turn"] for kwargs in marks if "turn" in kwargs]
+    if not turns:
+        return (crc32(item.nodeid.encode()) + ROTATION) % 2 != 0
     every = 4 if package in changed_packages() else 8
-    return bool(turns) and (sum(turns) + ROTATION) % every != 0
+    return (sum(turns) + ROTATION) % every != 0
