@@ -31,6 +31,7 @@ from deepstack.runs import (
     has_diverged,
     interval,
     interval_ends,
+    joined,
     loss_column,
     over_samples,
     require,
@@ -143,7 +144,9 @@ def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) ->
     """
     require(len(x) >= LEAST, f"needs {LEAST} values or more to fit three numbers; found {len(x)}")
     at = np.asarray(x, float)
-    seeds = sorted(set.intersection(*map(set, losses)))
+    lowest = min(loss for here in losses for loss in here.values())
+    require(lowest > 0, f"found a loss of {lowest:.4g}; the law needs losses above 0, for E >= 0")
+    seeds = shared = sorted(set.intersection(*map(set, losses)))
     require(
         len(at) > LEAST or len(seeds) > 1,
         f"needs two seeds, or more than {LEAST} values, to fit three numbers",
@@ -179,7 +182,7 @@ def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) ->
     )
     at_limit = UNKNOWN._replace(value=E)
     of_E = of_E._replace(low=float(np.maximum(of_E.low, 0.0))) if E > 0 else at_limit
-    return Law(of_E, of_c, of_a, residual, len(at), len(seeds), laws)
+    return Law(of_E, of_c, of_a, residual, len(at), len(shared), laws)
 
 
 def solve(x: np.ndarray, losses: np.ndarray) -> np.ndarray:
@@ -246,6 +249,9 @@ def laws_by_setting(
             {int(run.get(SEED, 0)): final_value(run, column) for run in there}
             for there in members.values()
         ]
+        shared, every = set.intersection(*map(set, losses)), set().union(*losses)
+        if shared:
+            members = {x: [r for r in t if r.get(SEED, 0) in shared] for x, t in members.items()}
         try:
             laws.append((label, members, fit_law(list(members), losses)))
         except NothingMatchedError as error:
@@ -253,8 +259,11 @@ def laws_by_setting(
             continue
         if laws[-1][2].E.value == 0:
             notes.append(f"{label}: E is at its limit 0: these losses determine no floor")
-        if not set.intersection(*map(set, losses)):
+        if not shared:
             notes.append(f"{label}: no seed is at every point; the means are of other seeds each")
+        elif shared != every:
+            lacking = joined(list(map(str, sorted(every - shared))))
+            notes.append(f"{label}: some point lacks seed {lacking}; the law is of the other seeds")
     size, sign = (WIDTH, "d_model") if law == "width" else (DEPTH, "N")
     left = Counter(run.get(size) for run in runs if run.state in ENDED and has_diverged(run))
     notes += [
@@ -271,6 +280,9 @@ def points_by_setting(runs: Sequence[Run], law: str) -> list[tuple[str, Points]]
     ended = [run for run in runs if run.state in ENDED and len(run.evals) and not has_diverged(run)]
     require(ended, "no finished run that did not diverge has a validation loss")
     compute, size = law == "compute", WIDTH if law == "width" else DEPTH
+    if not compute:
+        ended = [run for run in ended if run.get(size) is not None]
+        require(ended, f"no finished run has {size}, the x of --law {law}")
     has_flops = any(run.step_flops > 0 for run in ended)
     budgets = budgets_of(ended) if has_flops or compute else dict.fromkeys(ended, 0.0)
     cells = {(budget, run.get(size)) for run, budget in budgets.items()}
@@ -283,9 +295,9 @@ def points_by_setting(runs: Sequence[Run], law: str) -> list[tuple[str, Points]]
     groups: list[tuple[str, Points]] = []
     for series in Runs(budgets).series([k for k in but if by_flops or k != STEPS]):
         parts: dict[str, list[Run]] = {}
-        for run in series.runs:
+        for run in sorted(series.runs, key=depth_of):
             label = series.label.replace("\u00a0", " ")
-            label += "" if law == "depth" else f", N = {depth_of(run)}"
+            label += f", N = {depth_of(run)}" if law != "depth" and depth_of(run) else ""
             label += f", {budgets[run]:.2g} FLOPs" if each_budget else ""
             parts.setdefault(label, []).append(run)
         for label, here in parts.items():

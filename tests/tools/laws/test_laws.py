@@ -12,7 +12,9 @@ from helpers.command_line import refusal, typed
 from helpers.plot_runs import make_run
 
 from deepstack.base.errors import NothingMatchedError
+from deepstack.plots import Options
 from deepstack.runs import Runs
+from deepstack.tools.laws.chart import draw_law
 from deepstack.tools.laws.laws import fit_law, law_table
 
 DEPTHS = [2, 4, 8, 16, 32, 64]
@@ -81,6 +83,28 @@ def test_depths_left_out_and_seeds_that_none_shares_are_named(tmp_path: Path) ->
     assert any("no seed is at every point" in note for note in notes), notes
 
 
+def test_a_seed_that_some_depth_lacks_is_named_and_not_drawn(tmp_path: Path) -> None:
+    for depth, seed in product((2, 4, 8, 16, 32), (0, 1, 2, 3)):
+        lost = (depth, seed) == (8, 1)
+        masked = 1.5 + 1 / depth + 0.3 * (seed == 1)
+        state = "diverged" if lost else "done"
+        make_run(tmp_path, depth=depth, seed=seed, masked=masked, state=state)
+    runs = Runs.below(tmp_path)
+    rows, notes = law_table(runs, "depth")
+    assert rows[0]["seeds"] == 3 and rows[0]["E"] == pytest.approx(1.5, abs=1e-3)
+    assert "DeepNorm: some point lacks seed 1; the law is of the other seeds" in notes
+    drawn = draw_law(runs, "depth", options=Options()).data
+    points = drawn[drawn["kind"] == "point"]
+    assert set(points["n"]) == {3} and points["y"].min() == pytest.approx(1.5 + 1 / 32)
+
+
+def test_runs_without_a_width_have_no_law_of_width(tmp_path: Path) -> None:
+    for depth in DEPTHS:
+        make_run(tmp_path, depth=depth, masked=1.5 + 1 / depth, config={"model.d_model": None})
+    with pytest.raises(NothingMatchedError, match=r"has model\.d_model, the x of --law width"):
+        law_table(Runs.below(tmp_path), "width")
+
+
 def test_an_interval_beyond_the_limits_of_the_exponent_is_refused() -> None:
     """The samples lie inside of the limits, and Student's factor leads out of them."""
     random = np.random.default_rng(5)
@@ -103,6 +127,7 @@ def test_an_interval_beyond_the_limits_of_the_exponent_is_refused() -> None:
         ([2.0, 2.1, 2.2, 2.3], 3, "does not fall"),
         ([9.0, 2.0, 2.0, 2.0, 2.0], 3, "exponent is not determined"),
         ([3.0, 2.6, 2.3, 2.1], 1, "needs two seeds, or more than 4 values"),
+        ([-3.0, -4.0, -4.5, -4.75, -4.9], 3, "found a loss of -4.9; the law needs losses above 0"),
     ],
 )
 def test_losses_without_a_law_are_refused(values: list[float], seeds: int, message: str) -> None:
