@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import mean
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,8 @@ from deepstack.tools.coordinates.recording import (
 )
 from deepstack.tools.coordinates.source import Source
 from deepstack.tools.coordinates.stacks import Names, Stack, names_of, outline_of
+
+ADDED = 0.7  # least coefficient of a layer's input in its output, if the layer adds to the input
 
 
 class Value(NamedTuple):
@@ -47,6 +50,7 @@ class Cell:
     paths: name -> path, of modules with parameters whose own change is measured.
     final: name of the model's output, as its loss takes it.
     inside: names of modules in layers that repeat with depth.
+    shares: name of a layer -> coefficient of its input in its output at the start.
     """
 
     width: int
@@ -58,6 +62,7 @@ class Cell:
     paths: dict[str, str] = field(default_factory=dict)
     final: str = ""
     inside: set[str] = field(default_factory=set)
+    shares: dict[str, float] = field(default_factory=dict)
 
 
 def train_cell(
@@ -73,6 +78,11 @@ def train_cell(
     Raises ConfigError if a function of the user fails, or if the first step is not finite.
     """
     model = source.model(width, depth, seed)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(
+            f"{source.name}: no parameter is trained (requires_grad is False for all); allowed a "
+            "model with trained parameters"
+        )
     names = names_of(outline_of(model), stacks)
     torch.manual_seed(seed)
     with source.guarded(f"batch({seed})"):
@@ -92,7 +102,7 @@ def train_cell(
     cell.order = {name: sum(x.numel() for x in calls) for name, calls in start.outputs.items()}
     cell.same = set(start.same)
     cell.paths = {name: path for name, (path, _) in calls.items()}
-    cell.inside = inside_of(names, start)
+    cell.inside, cell.shares = inside_of(names, start), start.shares
     for name, outputs in start.outputs.items():
         if name.endswith(SOFTMAX):
             outputs = list(map(content_logits, outputs))
@@ -147,6 +157,13 @@ def content_logits(x: Tensor) -> Tensor:
     """
     shown = (x > MASKED).all(dim=0)
     return (x - x.mean(dim=0))[:, shown] if len(x) > 1 else x[:, shown]
+
+
+def plain_layers(cells: Sequence[Cell]) -> list[str]:
+    """Return the names of layers that do not add to their input, by the mean over all models."""
+    names = dict.fromkeys(name for cell in cells for name in cell.shares)
+    means = {name: mean(c.shares[name] for c in cells if name in c.shares) for name in names}
+    return [name for name, share in means.items() if share < ADDED]
 
 
 def rms(tensors: Sequence[Tensor]) -> float:

@@ -9,7 +9,7 @@ import torch
 
 from deepstack.base import ConfigError, unknown
 from deepstack.runs import LEAST_SEEDS
-from deepstack.tools.coordinates.cells import Cell, train_cell
+from deepstack.tools.coordinates.cells import Cell, plain_layers, train_cell
 from deepstack.tools.coordinates.exponent_fits import (
     exponents,
     finite_part,
@@ -85,6 +85,7 @@ def coordinates(
                     cells.append(train_cell(user, width, depth, seed, at, stacks))
     finally:
         torch.set_num_threads(threads)
+    about_plain = without_plain(user.name, cells, plain_layers(cells))
     modules = modules_of(cells, by_width)
     table, note = finite_part(values_table(cells, repeated_names(cells)))
     if at[0] not in set(table["step"]):
@@ -108,7 +109,7 @@ def coordinates(
         modules=modules,
         rows=exponents(table, modules, rule, tolerance),
         values=table,
-        notes=[*filter(None, [note, note_on(deep)]), *user.notes],
+        notes=[*filter(None, [note, note_on(deep), about_plain]), *user.notes],
     )
     if not result.counts["holds"] and result.holds:
         raise ConfigError(
@@ -123,6 +124,28 @@ def note_on(depths: Sequence[int]) -> str:
     """Return a note on a stack of one layer among several depths, or ''."""
     is_one = len(depths) > 1 and depths[0] == 1
     return "depth 1 lies below most base depths: if a rule breaks, leave it out" if is_one else ""
+
+
+def without_plain(name: str, cells: Sequence[Cell], plain: Sequence[str]) -> str:
+    """Leave out the branches of layers that do not add to their input; return a note, or ''.
+
+    Raises ConfigError if several depths are compared and no layer does: rules in depth are for
+    layers that do.
+    """
+    for cell in cells:
+        cell.values = [v for v in cell.values if v.quantity != "branch" or v.name not in plain]
+    if not plain:
+        return ""
+    if len({cell.depth for cell in cells}) > 1 and set(plain) == set().union(
+        *(cell.shares for cell in cells)
+    ):
+        raise ConfigError(
+            f"{name}: no layer adds to its input, and the rules in depth are for residual layers; "
+            "allowed one depth, as in --depths 4, with several widths"
+        )
+    more = f" and {len(plain) - 3} more" if len(plain) > 3 else ""
+    names = f"{', '.join(plain[:3])}{more}"
+    return f"not judged as residual layers, which add to their input: {names}"
 
 
 def refuse(

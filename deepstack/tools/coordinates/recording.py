@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from deepstack.model import plain_name, tensor_of, undisturbed
 from deepstack.tools.coordinates.stacks import Names
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""The arguments of a module."""
+Call = tuple[tuple[Any, ...], dict[str, Any], torch.dtype | None]
+"""The arguments of a module, and autocast's type if it was on."""
 LOGITS = "logits of the loss"
 SOFTMAX = "softmax"
 INPUT = "input"
@@ -51,6 +51,27 @@ def copy_of(value: Any) -> Any:
     return tree_map_only(Tensor, lambda x: x.detach().clone(), value)
 
 
+def share_of(output: Tensor, x: Tensor) -> float:
+    """Return the coefficient of a layer's input x in its output, by least squares; 1 where x is 0.
+
+    It is near 1 for x + f(x), whose f(x) starts independent of x, 1/2 for an activation alone, and
+    near 0 for a matrix.
+    """
+    squares = float(x.double().square().sum())
+    return float((output.detach().double() * x.double()).sum()) / squares if squares else 1.0
+
+
+def device_of(module: nn.Module) -> str:
+    """Return the kind of device on which a module's parameters lie."""
+    return next(module.parameters()).device.type
+
+
+def autocast_of(module: nn.Module) -> torch.dtype | None:
+    """Return the type to which autocast turns a module's products now, or None."""
+    device = device_of(module)
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
 @dataclass
 class Pass:
     """The tensors of one pass, by the names of modules.
@@ -58,6 +79,7 @@ class Pass:
     outputs: name -> output of each call, in fp32; in order of execution.
     same: name -> name of the earlier output that is the same tensor.
     branches: name of a layer -> output minus input.
+    shares: name of a layer -> coefficient of its input in its output.
     calls: name -> path and first arguments of modules with parameters of their own.
     called: paths of all modules that were called.
     """
@@ -65,6 +87,7 @@ class Pass:
     outputs: dict[str, list[Tensor]] = field(default_factory=dict)
     same: dict[str, str] = field(default_factory=dict)
     branches: dict[str, Tensor] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
     calls: dict[str, tuple[str, Call]] = field(default_factory=dict)
     called: set[str] = field(default_factory=set)
 
@@ -126,7 +149,10 @@ class Recorder(TorchDispatchMode):
             if self.wants_calls and list(module.parameters(recurse=False)):
                 for key in self.keys(path):
                     if key not in self.record.calls:
-                        self.record.calls[key] = path, copy_of((args, kwargs))
+                        self.record.calls[key] = (
+                            path,
+                            (*copy_of((args, kwargs)), autocast_of(module)),
+                        )
 
         return before
 
@@ -143,10 +169,9 @@ class Recorder(TorchDispatchMode):
             if "norm" in type(module).__name__.lower():
                 self.norms |= set(keys)
             if start is not None and start.shape == x.shape:
-                branch = x.detach().float() - start
-                for key in keys:
-                    if self.record.same.get(key) not in self.norms:
-                        self.record.branches[key] = branch
+                keys = tuple(key for key in keys if self.record.same.get(key) not in self.norms)
+                self.record.branches |= dict.fromkeys(keys, x.detach().float() - start)
+                self.record.shares |= dict.fromkeys(keys, share_of(x, start))
 
         return after
 
@@ -203,8 +228,10 @@ def call_again(
     outputs = {}
     with measured(model):
         for key, (path, call) in calls.items():
-            args, kwargs = copy_of(call)
-            x = output_of(functional_call(modules[path], vectors.get(path, {}), args, kwargs))
+            args, kwargs, dtype = copy_of(call)
+            module, cast = modules[path], dtype is not None
+            with torch.autocast(device_of(module), dtype, enabled=cast, cache_enabled=False):
+                x = output_of(functional_call(module, vectors.get(path, {}), args, kwargs))
             if x is not None:
                 outputs[key] = x.detach().float()
     return outputs

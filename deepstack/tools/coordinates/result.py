@@ -100,14 +100,23 @@ class CoordinateCheck:
         return not self.broken
 
     @cached_property
+    def frozen(self) -> set[str]:
+        """The modules whose own parameters change nothing in any model."""
+        own = self.values[self.values["quantity"] == "own"].groupby("module")["value"]
+        return {str(name) for name, value in own.max().items() if value == 0}
+
+    @cached_property
     def left_out(self) -> dict[str, list[str]]:
-        """Reason -> modules that have no exponent of their change."""
+        """Reason -> modules that have no exponent of their change, or of their own change."""
         table = self.values[self.values["quantity"] == "change"]
         by_name = {key: part for key, part in table.groupby("module", sort=False)}
         measured = {row.module for row in self.rows if row.quantity == "change"}
         reasons: dict[str, list[str]] = {}
         for name, part in by_name.items():
             if name in measured:
+                if name in self.frozen:
+                    reason = "no change by their own parameters, which are not trained"
+                    reasons.setdefault(reason, []).append(shown(str(name)))
                 continue
             if (part["value"] == 0).all():
                 reason = "no change: no trained parameter moves it"
