@@ -1,7 +1,7 @@
 """A sweep that finds the best value of one setting, for each combination of the others."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +26,7 @@ MOST = 4 * FEWEST
 class Optimum(NamedTuple):
     """The best value of a setting among those that a search has tried.
 
-    inside: whether greater and smaller neighbours at the final ratio are worse.
+    settled: whether greater and smaller neighbours at the final ratio are worse.
     losses: value -> mean final validation loss over the choosing seeds, infinite if one of their
         runs is not done.
     reported: the same at the best value over the reported seeds; None without `select_seeds`.
@@ -35,7 +35,7 @@ class Optimum(NamedTuple):
     setting: dict[str, Any]
     value: float | None
     loss: float
-    inside: bool
+    settled: bool
     losses: dict[float, float]
     reported: float | None = None
 
@@ -81,8 +81,8 @@ class Search:
         losses = {self.value(i): loss for i, loss in sorted(self.losses.items())}
         loss = self.losses[self.best]
         value = self.value(self.best) if math.isfinite(loss) else None
-        inside = {self.best - 1, self.best + 1} <= self.failures.keys()
-        return Optimum(setting, value, loss, inside, losses)
+        settled = {self.best - 1, self.best + 1} <= self.failures.keys()
+        return Optimum(setting, value, loss, settled, losses)
 
 
 def refine(
@@ -99,9 +99,10 @@ def refine(
 ) -> list[Optimum]:
     """Find the value of `key` with the least validation loss for every setting of a study.
 
-    The search of a setting begins at the base's value, times tolerance^±4.  The grid grows until
-    the best value lies inside, then it is halved around it until neighbours have the ratio
-    `tolerance`.  Runs are ordinary run folders in `<out>/<name>`; a repeated call skips them.
+    The search of a setting begins at the base's value, or at the middle one of the values that the
+    study gives it, times tolerance^±4.  The grid grows until the best value lies inside, then it is
+    halved around it until neighbours have the ratio `tolerance`.  Runs are ordinary run folders in
+    `<out>/<name>`; a repeated call skips them.
 
     max_runs: an upper limit of all choosing runs, shared equally by the settings.
     select_seeds: the seeds that choose.  If given, the study's own seeds train once more at each
@@ -139,7 +140,6 @@ def find_optima(
     """
     key = whole_key(study, key)
     study = without_overrides(study, key)
-    start = start_value(study, key)
     if not 1 < tolerance <= LARGEST_TOLERANCE:
         raise ConfigError(
             f"--tolerance: found {tolerance:g}; allowed a ratio above 1, as in 1.26, and at most "
@@ -149,7 +149,8 @@ def find_optima(
     own_seeds = study.grid.get(SEED, [study.base.seed])
     seeds = list(dict.fromkeys(select or own_seeds))
     _, most = count_runs(study, key, seeds, max_runs)
-    searches = [Search(start, tolerance, most // len(settings) // len(seeds)) for _ in settings]
+    limit = most // len(settings) // len(seeds)
+    searches = [Search(start_of(study, key, one), tolerance, limit) for one in settings]
     while wanted := [
         (setting, search, index)
         for setting, search in zip(settings, searches, strict=True)
@@ -216,6 +217,13 @@ def start_value(study: conf.Study, key: str) -> float:
             "positive number with decimals, as in train.lr"
         )
     return value
+
+
+def start_of(study: conf.Study, key: str, setting: Mapping[str, Any]) -> float:
+    """Return the middle one of the values that a study gives a key in a setting, or the base's."""
+    cells = [one.values for one in study.combinations() if key in one.values]
+    values = {one[key] for one in cells if setting.items() <= one.items()}
+    return sorted(values)[len(values) // 2] if values else start_value(study, key)
 
 
 def settings_of(study: conf.Study, key: str) -> list[dict[str, Any]]:

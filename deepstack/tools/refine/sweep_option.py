@@ -6,6 +6,7 @@ import shlex
 from functools import partial
 from typing import TYPE_CHECKING
 
+from deepstack.base import counted
 from deepstack.cli import (
     SweepOption,
     SweepOrder,
@@ -67,10 +68,14 @@ class RefineOption(SweepOption):
             one.setting
             | {key: one.value, "val_loss": one.loss}
             | ({} if one.reported is None else {"reported_loss": one.reported})
-            | {"inside": one.inside, "tried": len(one.losses)}
+            | {"settled": one.settled, "tried": len(one.losses)}
             for one in optima
         ]
         emit(rows, order.json)
+        if early := sum(not one.settled for one in optima):
+            more = "give more --max-runs" if self.max_runs else f"start elsewhere: {key}=VALUE"
+            cells, ratio = counted("{} settings", early), f"the ratio {self.tolerance:g}"
+            log(f"the search of {cells} ended before neighbours at {ratio} were worse: {more}")
         if not order.quiet:
             folder = shlex.quote(str(order.out / order.name))
             log(f"next: deepstack compare {folder} --transfer")

@@ -173,13 +173,14 @@ def require_trained_here(folder: RunFolder) -> None:
     meta = folder.read_meta()
     if "hidden" in meta:
         raise ConfigError(
-            f"{folder.path} was measured by deepstack.probe, not trained by deepstack: there is "
-            "nothing to train again or to export; `deepstack plot` and `deepstack ls` read it"
+            f"{folder.path} was measured by deepstack.probe, not trained by deepstack: it cannot "
+            "be trained again, analysed or exported here; `deepstack plot` and `ls` read it"
         )
     if "trainer" in meta:
         raise ConfigError(
-            f"{folder.path} is a run of a foreign command: there is nothing to train again or to "
-            "export; `deepstack rm` it and repeat the `deepstack sweep` of its study"
+            f"{folder.path} is a run of a foreign command, whose weights deepstack does not have: "
+            "it cannot be trained again, analysed or exported here; `deepstack plot`, `answer` and "
+            "`ls` read it"
         )
 
 

@@ -25,6 +25,8 @@ from deepstack.tools.refine.search import (
     failure,
     mean_loss,
     refine,
+    settings_of,
+    start_of,
 )
 
 MATRICES = ("q", "k", "v", "o", "w1", "w2")
@@ -89,17 +91,17 @@ def search_for(loss: Callable[[float], float], limit: int = MOST) -> Search:
 @pytest.mark.parametrize("best", [0.01, 0.3, 1.0, 1.7, 30.0])
 def test_the_best_value_lies_inside_and_within_the_tolerance(best: float) -> None:
     optimum = search_for(lambda value: math.log(value / best) ** 2).optimum({})
-    assert optimum.inside
+    assert optimum.settled
     assert optimum.value == pytest.approx(best, rel=0.13)  # half of the final ratio
     assert optimum.loss == min(optimum.losses.values())
 
 
 def test_a_search_leaves_values_that_diverge_and_ends_at_its_limit() -> None:
     optimum = search_for(lambda value: -value if value < 0.02 else math.inf).optimum({})
-    assert optimum.inside
+    assert optimum.settled
     assert optimum.value == pytest.approx(0.02, rel=0.26)
     search = search_for(lambda value: -value, limit=9)
-    assert len(search.failures) == 9 and not search.optimum({}).inside
+    assert len(search.failures) == 9 and not search.optimum({}).settled
     assert search_for(lambda value: math.inf).optimum({}).value is None
 
 
@@ -108,7 +110,27 @@ def test_a_best_value_lies_inside_with_both_neighbours_only(losses: list[float])
     search = Search(1.0, 1.26, MOST)
     search.losses |= dict(enumerate(losses))
     search.failures |= {i: (0.0, loss) for i, loss in search.losses.items()}
-    assert search.optimum({}).inside is (len(losses) == 3)
+    assert search.optimum({}).settled is (len(losses) == 3)
+
+
+@pytest.mark.parametrize(
+    ("grid", "zips", "starts"),
+    [
+        ({}, (), [0.01, 0.01]),
+        ({"train.lr": [3e-3, 1e-3, 0.5]}, (), [3e-3, 3e-3]),
+        ({"train.lr": [0.1]}, (), [0.1, 0.1]),
+        ({}, ({"model.depth": [1, 2], "train.lr": [1e-1, 5e-2]},), [1e-1, 5e-2]),
+    ],
+)
+def test_a_search_begins_at_the_middle_of_the_given_values(
+    grid: dict[str, list[Any]], zips: Any, starts: list[float]
+) -> None:
+    base = small_runs.small(train__lr=1e-2)
+    depths = {} if zips else {"model.depth": [1, 2]}
+    study = Study(base, depths | grid, zips)
+    settings = settings_of(study, "train.lr")
+    assert settings == [{"model.depth": 1}, {"model.depth": 2}]
+    assert [start_of(study, "train.lr", one) for one in settings] == starts
 
 
 @pytest.mark.slow
