@@ -5,7 +5,7 @@ from deepstack.runs.best import HIGHEST as HIGHEST
 from deepstack.runs.best import LOWEST as LOWEST
 from deepstack.runs.best import Best as Best
 from deepstack.runs.best import bests_of as bests_of
-from deepstack.runs.best import diverges_more as diverges_more
+from deepstack.runs.best import count_diverged as count_diverged
 from deepstack.runs.best import edge_of as edge_of
 from deepstack.runs.best import failure_of as failure_of
 from deepstack.runs.captions import depth_words as depth_words

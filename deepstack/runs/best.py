@@ -21,7 +21,6 @@ largest number tried: a better one may lie beyond.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -167,18 +166,16 @@ def failure_of(seeds: Collection[Result]) -> tuple[float, float]:
     return -share, fmean(math.inf if math.isnan(end) else end for end in ends)
 
 
-def diverges_more(results: Iterable[Result], label: str, other: str) -> bool:
-    """Return whether more seeds of one setting diverged than of another: it is not the better one.
+def count_diverged(results: Iterable[Result], label: str) -> tuple[int, int]:
+    """Return how many seeds of a setting diverged, and how many it has.
 
     Only seeds at the best learning rate of a setting and depth count.
 
-    label, other: of the settings, without the values chosen, as in 'candidate'.
+    label: of the setting, without the values chosen, as in 'candidate'.
     """
-    failed = Counter[str]()
-    for one in bests_of(results):
-        states = [end.state for end in one.by_seed.values()]
-        failed[one.label.partition(",")[0]] += states.count("diverged")
-    return failed[label] > failed[other]
+    found = [one for one in bests_of(results) if one.label.partition(",")[0] == label]
+    states = [end.state for one in found for end in one.by_seed.values()]
+    return states.count("diverged"), len(states)
 
 
 def edge_of(value: Any, tried: Iterable[Any]) -> str:

@@ -204,7 +204,7 @@ def rate_sentence(rows: Sequence[Best], most: int) -> str | None:
     words = []
     for one in deepest[:most]:
         if not one.is_judged:  # no loss to compare with
-            words += [f"the best rate of {one.label} is {one.value_text}"] * one.is_chosen
+            words += [f"{one.label} ends lowest at the rate {one.value_text}"] * one.is_chosen
             continue
         if one.is_chosen and not one.learnt:
             words.append(f"{one.label} learns at no rate")

@@ -15,9 +15,9 @@ from deepstack.tools.transfer import Transfer, can_refine, losses_of, transfer
 
 MOST_RUNS = 200  # beyond this number no further runs are advised
 METHOD = (
-    "The best rate of a depth is the vertex of a parabola through the least mean loss and its two "
-    "neighbours; its exponent in N is fitted in logarithms, and its interval comes from samples of "
-    "the seeds, widened to Student's t."
+    "The exponent belongs to rates between those tried: at each depth the vertex of a parabola "
+    "through the least mean loss and its two neighbours. It is fitted in logarithms, and its "
+    "interval comes from samples of the seeds, widened to Student's t."
 )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepstack.runs import bests_of, diverges_more, joined, margin_of
+from deepstack.runs import bests_of, count_diverged, joined, margin_of
 from deepstack.tools.own_trainer.spread import UNDECIDED as UNDECIDED
 from deepstack.tools.own_trainer.study_file import BASELINE, CANDIDATE
 
@@ -37,8 +37,9 @@ def verdict_of(found: Found, results: Iterable[Result]) -> Verdict:
     """Return the decision that a statement on the results of baseline and candidate makes.
 
     Seeds that diverged have no loss to compare.  A candidate with more of them than its baseline is
-    not better (`deepstack.runs.best.diverges_more`).  Of several depths the statement compares the
-    greatest; a candidate that is clearly worse at another one is not better either.
+    not kept, by caution: that it diverges more often is not tested.  Of several depths the
+    statement compares the greatest; a candidate that is clearly worse at another one is not better
+    either.
     """
     results = list(results)
     better = found.better.partition(",")[0] if found.decided else ""
@@ -46,13 +47,15 @@ def verdict_of(found: Found, results: Iterable[Result]) -> Verdict:
     if better == CANDIDATE and worse:
         text = f"better at the greatest depth, and worse at N = {joined(list(map(str, worse)))}"
         return Verdict(NOT_BETTER, f"{text}: keep the baseline (exit code {NOT_BETTER})")
-    if better == CANDIDATE and not diverges_more(results, CANDIDATE, BASELINE):
+    (failed, seeds), (others, of) = (count_diverged(results, one) for one in (CANDIDATE, BASELINE))
+    if better == CANDIDATE and failed <= others:
         return Verdict(BETTER, f"better: keep the candidate (exit code {BETTER})")
     if better == BASELINE:
         return Verdict(NOT_BETTER, f"not better: keep the baseline (exit code {NOT_BETTER})")
-    if diverges_more(results, CANDIDATE, BASELINE):
-        text = f"not better, more of its seeds diverge: keep the baseline (exit code {NOT_BETTER})"
-        return Verdict(NOT_BETTER, text)
+    if failed > others:
+        counts = f"{failed} of {seeds} seeds of the candidate diverge, {others} of {of} of the"
+        text = f"not shown to be better: {counts} baseline; keep the baseline"
+        return Verdict(NOT_BETTER, f"{text} (exit code {NOT_BETTER})")
     return Verdict(
         UNDECIDED, f"undecided: no difference is shown, keep the baseline (exit code {UNDECIDED})"
     )

@@ -136,7 +136,7 @@ def test_best_rates_of_a_command_are_stated_without_a_loss_to_compare_with(tmp_p
     )
     succeed("sweep", study, "--out", tmp_path / "results", "--workers", 2)
     answer = " ".join(succeed("answer", tmp_path / "results", "--to", tmp_path / "to").split())
-    assert "At N = 4, the best rate of own is 0.002, the highest tried." in answer
+    assert "At N = 4, own ends lowest at the rate 0.002, the highest tried." in answer
     assert "(0.002); add higher ones)" in answer
     assert not [word for word in ("learns", "--refine", "unnamed") if word in answer]
 

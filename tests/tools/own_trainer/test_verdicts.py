@@ -183,6 +183,14 @@ def test_a_candidate_that_is_worse_at_another_depth_is_not_better() -> None:
     assert exit_code_of(*deep, shallow, at_depth(2, "candidate", diverged)) == NOT_BETTER
 
 
+def test_a_verdict_of_seeds_that_diverge_counts_them_and_claims_no_difference() -> None:
+    every = [*at_depth(0, "baseline", BASE), *at_depth(0, "candidate", [2.1, math.inf, 2.1])]
+    assert verdict_of(find(every), every).sentence == (
+        "not shown to be better: 1 of 3 seeds of the candidate diverge, 0 of 3 of the baseline; "
+        "keep the baseline (exit code 10)"
+    )
+
+
 def test_seeds_that_diverge_at_a_rate_that_is_not_chosen_do_not_count() -> None:
     every = [at_depth(0, "baseline", BASE, rate) for rate in (0.1, 0.2)]
     every += [at_depth(0, "candidate", LOWER, 0.1), at_depth(0, "candidate", [math.inf] * 3, 0.2)]
