@@ -6,7 +6,7 @@ from deepstack.base.errors import ConfigError
 from deepstack.cli import options as opt
 from deepstack.cli.added_options import CompareTable, with_added
 from deepstack.cli.commands import command
-from deepstack.cli.output import emit, print_latex, show_work
+from deepstack.cli.output import emit, print_latex, refuse_two_forms, show_work
 
 
 @command("Results", "deepstack compare results/depth_sweep --against post_ln", place=2)
@@ -37,7 +37,11 @@ def compare_command(
     for name, needed in CompareTable.idle(added).items():
         others = " or ".join(f"--{one}" for one in needed)
         raise ConfigError(f"--{name.replace('_', '-')}: found without {others}, which it needs")
+    refuse_two_forms(json, markdown, latex)
     for one in CompareTable.chosen(added):
+        unused = {"--against": against, "--best": best, "--sort": sort}
+        for name in [name for name, value in unused.items() if value]:
+            raise ConfigError(f"{name}: found with --{one.name}, whose table does not use it")
         rows = one.rows(directories, where, last)
         if rows or json:
             emit(rows, json, markdown=markdown, latex=latex, answer=one.answer)

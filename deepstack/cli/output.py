@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rich.console import Console
 
-from deepstack.base.errors import NothingMatchedError
+from deepstack.base.errors import ConfigError, NothingMatchedError
 from deepstack.base.latex import HEAD, Rows, table, tabular
 from deepstack.base.markdown import table as markdown_table
 from deepstack.base.progress import LineView, View
@@ -163,6 +163,14 @@ def emit_facts(facts: Mapping[str, Any], as_json: bool) -> None:
     emit([facts] if as_json else rows, as_json)
 
 
+def refuse_two_forms(json: bool, markdown: bool = False, latex: bool = False) -> None:
+    """Raise ConfigError if rows are asked for in more than one form."""
+    forms = {"--json": json, "--markdown": markdown, "--latex": latex}
+    given = [form for form, is_given in forms.items() if is_given]
+    if len(given) > 1:
+        raise ConfigError(f"{given[1]}: found with {given[0]}; allowed one of them")
+
+
 def emit(
     rows: Sequence[Mapping[Any, Any]],
     as_json: bool,
@@ -176,8 +184,9 @@ def emit(
 
     A terminal gets the columns that fit, `answer` always and `first` before the others, or records
     (`deepstack.cli.table`); stderr names omitted columns.  A cell shows the values of a list on
-    separate lines.
+    separate lines.  Raises ConfigError for two forms.
     """
+    refuse_two_forms(as_json, markdown, latex)
     if as_json:
         emit_json(list(rows))
         return

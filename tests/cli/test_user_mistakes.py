@@ -220,6 +220,8 @@ WRONG_WORDS: list[tuple[list[str], str]] = [
     (["train", QUICK, "model.scheme=deepnrm"], "'deepnrm'; did you mean 'deepnorm'?\n"),
     (["plot", "loss_vs_tsep", STUDY], "chart 'loss_vs_tsep'; did you mean 'loss_vs_step'?\n"),
     (["plot", "zzz", STUDY], "more (deepstack list charts); a chart of your own"),
+    (["compare", STUDY, "--latex", "--markdown"], "--latex: found with --markdown"),
+    (["list", "schemes", "--json", "--markdown"], "--markdown: found with --json; allowed one"),
     (["plot", STUDY, "--x", "depth"], "--x belongs to the charts metric, map and scatter"),
     (["plot", STUDY, "--diagnostic", "gradnorm"], "'gradnorm'; did you mean 'grad_norm'?"),
     (

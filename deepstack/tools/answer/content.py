@@ -169,8 +169,9 @@ def cost_text(runs: Sequence[Run], number: int) -> str:
     if not times:
         return ""
     seconds = fmean(times) * number
+    text = f"{seconds / 3600:.1f} hours"
     if seconds < 90:
-        return f", about {counted('{} seconds', max(round(seconds), 1))} one after another,"
-    if seconds < 90 * 60:
-        return f", about {round(seconds / 60)} minutes one after another,"
-    return f", about {seconds / 3600:.1f} hours one after another,"
+        text = counted("{} seconds", max(round(seconds), 1))
+    elif seconds < 90 * 60:
+        text = f"{round(seconds / 60)} minutes"
+    return f", about {text} of steps one after another,"

@@ -24,6 +24,7 @@ from deepstack.cli import (
 from deepstack.records import Analysis, find_runs
 
 Analyze = Callable[..., dict[str, Analysis]]
+TRAINING, PROBES = 16, 8
 
 
 @command("Tools", "deepstack analyze results/quick/RUN --what lens,effects")
@@ -36,7 +37,7 @@ def analyze_command(
     ),
     batches: int = option("Held-out batches of train.batch_size sequences.", default=4, min=1),
     training_batches: int = option(
-        "Training batches on which linear maps are fitted.", default=16, min=1
+        "Training batches on which linear maps are fitted.", default=TRAINING, min=1
     ),
     every: int | None = option(
         "Change every so many-th layer (default: at most 128 layers are changed).", min=1
@@ -45,7 +46,7 @@ def analyze_command(
         "A run that `similarity` compares with RUN.", "--with", metavar="RUN2"
     ),
     side: str | None = option("encoder or decoder, of a model with both (default: the decoder)."),
-    probes: int = option("Random probes of a Jacobian.", default=8, min=2),
+    probes: int = option("Random probes of a Jacobian.", default=PROBES, min=2),
     step: int | None = option(
         "Weights of a step that train.keep_weights kept (default: the newest).", min=0
     ),
@@ -69,6 +70,8 @@ def analyze_command(
     from deepstack.tools.depth_use.runs import analyze_run
 
     names = names_of(what)
+    given = {"every": every is not None, "probes": probes != PROBES, "other": other is not None}
+    refuse_unused(names, given | {"training_batches": training_batches != TRAINING})
     trained, external = find_inputs(runs, text)
     if bos and not external:
         raise ConfigError("--bos: found no Hugging Face folder; allowed with --text")
@@ -115,6 +118,20 @@ def names_of(what: str) -> list[str]:
     for name in names:
         MEASURES[name]
     return names
+
+
+def refuse_unused(names: list[str], given: dict[str, bool]) -> None:
+    """Raise ConfigError for a given setting that none of the analyses reads."""
+    from deepstack.tools.depth_use.measure import USED
+
+    for setting in [setting for setting, is_given in given.items() if is_given]:
+        users = [name for name, used in USED.items() if setting in used]
+        if not set(users) & set(names):
+            option_name = "with" if setting == "other" else setting.replace("_", "-")
+            raise ConfigError(
+                f"--{option_name}: found with --what {','.join(names)}, which does not use it; "
+                f"allowed with {', '.join(users)}"
+            )
 
 
 def find_inputs(runs: list[str], text: Path | None) -> tuple[list[Path], dict[Path, Analyze]]:

@@ -66,6 +66,8 @@ Measure = Callable[[Request, Analysis], None]
 MEASURES: Registry[Measure] = Registry("analysis")
 COLUMNS: dict[str, Mapping[str, Column]] = {}
 """The columns of each analysis."""
+USED: dict[str, Sequence[str]] = {}
+"""The settings of a request that each analysis reads, of those that not all do."""
 REFUSALS: dict[str, Callable[[Request], None]] = {}
 """Of each analysis, the function that raises ConfigError for a request that does not fit."""
 
@@ -76,11 +78,13 @@ def measure(
     *,
     targets: bool = False,
     training: bool = False,
+    uses: Sequence[str] = (),
 ) -> Callable[[Measure], Measure]:
     """Register a function that measures and adds its values to an Analysis with these columns.
 
     targets, training: whether the request needs them.  A request that does not fit raises
         ConfigError.
+    uses: which of every, probes and other it reads.
     """
 
     def refuse(request: Request) -> None:
@@ -97,6 +101,7 @@ def measure(
 
         MEASURES.register(name, checked)
         COLUMNS[name], REFUSALS[name] = columns, refuse
+        USED[name] = [*uses, *["training_batches"] * training]
         return checked
 
     return register

@@ -122,6 +122,7 @@ def transfer(
         rates = {n: best_rate(curve) for n, curve in curves.items()}
         fit = power_law(depths, list(rates.values()))
         costs = {n: cost(curve, rates[depths[0]]) for n, curve in curves.items()}
+        costs[depths[0]] = 0.0  # but for rounding
         if fit is None:
             return Estimates(rates, costs, math.nan, math.nan)
         there = math.exp(fit.intercept + fit.exponent * math.log(at or depths[0]))

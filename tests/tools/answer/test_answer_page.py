@@ -149,7 +149,9 @@ def test_the_commands_train_the_same_runs_again(
         states += [row["state"] for row in plan]
     assert states == ["done"] * 8 and len(lines) == 2
     text, commands = answer.next_runs
-    assert re.match(r"2 more runs, about \d+ seconds? one after another, would give an", text)
+    assert re.match(
+        r"2 more runs, about \d+ seconds? of steps one after another, would give an", text
+    )
     (plan,) = (json.loads(succeed(*shlex.split(c)[1:], "--dry-run", "--json")) for c in commands)
     assert ["-s2-" in row["run"] for row in plan] == [True] * 2
     assert {row["state"] for row in plan} == {"new"}

@@ -118,6 +118,23 @@ def test_refusals_name_the_remedy(trained: Run, tmp_path: Path) -> None:
     assert "did you mean 'swap'" in refusal(2, "analyze", tmp_path / "runs", "--what", "swaps")
 
 
+@pytest.mark.parametrize(
+    ("what", "option", "users"),
+    [
+        ("lens", ["--every", "2"], "effects, swap, linear, jacobian, similarity"),
+        ("lens,effects", ["--probes", "3"], "jacobian"),
+        ("swap", ["--with", "results"], "similarity"),
+        ("lens", ["--training-batches", "2"], "linear"),
+    ],
+)
+def test_a_setting_that_no_analysis_reads_is_refused(
+    what: str, option: list[str], users: str, tmp_path: Path
+) -> None:
+    message = refusal(2, "analyze", tmp_path, "--what", what, *option)
+    text = f"{option[0]}: found with --what {what}, which does not use it; allowed with {users}"
+    assert text in message
+
+
 def test_an_analysis_has_the_precision_of_its_run(tmp_path: Path) -> None:
     run = deepstack.train(small(train__precision="bf16"), study="runs", out=tmp_path)
     printed = typed("analyze", run.path, "--json")

@@ -196,6 +196,8 @@ def test_a_table_has_a_row_for_each_setting_and_depth(tmp_path: Path) -> None:
     assert all(1e-3 < row["best_lr"] < 9e-3 and row["seeds"] == 1 for row in rows)
     assert all(row["inside"] and row["exponent_low"] is None for row in rows)
     assert "no interval: fewer than three seeds" in shown.stderr
+    message = refusal(2, "compare", tmp_path, "--transfer", "--sort", "depth")
+    assert "--sort: found with --transfer, whose table does not use it" in message
 
 
 def test_rates_that_are_all_too_small_give_advice_and_no_exponent(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ EFFECTS = {
 LEAST = 1e-6  # of a norm that divides
 
 
-@measure("effects", EFFECTS)
+@measure("effects", EFFECTS, uses=["every"])
 def effects(request: Request, result: Analysis) -> None:
     """Measure how each layer joins the stream, and how its removal changes later layers.
 
@@ -122,7 +122,7 @@ LINEAR = {
 }  # fmt: skip
 
 
-@measure("swap", SWAP, targets=True)
+@measure("swap", SWAP, targets=True, uses=["every"])
 def swap(request: Request, result: Analysis) -> None:
     """Exchange neighbouring layers, and repeat a layer; two forward passes a layer.
 
@@ -160,7 +160,7 @@ def swap(request: Request, result: Analysis) -> None:
     result.add("permutation_score", ((numbers(swapped) - loss).abs() / loss).nanmean())
 
 
-@measure("linear", LINEAR, targets=True, training=True)
+@measure("linear", LINEAR, targets=True, training=True, uses=["every"])
 def linear(request: Request, result: Analysis) -> None:
     """Replace a layer by the linear map of a token's stream that fits it best.
 

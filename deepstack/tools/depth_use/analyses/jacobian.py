@@ -37,7 +37,7 @@ COLUMNS = {
 CONVERGED = 1e-4
 
 
-@measure("jacobian", COLUMNS)
+@measure("jacobian", COLUMNS, uses=["every", "probes"])
 def jacobian(request: Request, result: Analysis) -> None:
     """Measure J_l = ∂x_l/∂x_{l−1} of whole sequences, (seq·d, seq·d), by products with it.
 

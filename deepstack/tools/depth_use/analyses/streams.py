@@ -85,7 +85,7 @@ SIMILARITY = {
 }  # fmt: skip
 
 
-@measure("similarity", SIMILARITY)
+@measure("similarity", SIMILARITY, uses=["every", "other"])
 def similarity(request: Request, result: Analysis) -> None:
     """Compare the streams after all pairs of layers, and with another run's streams.
 
