@@ -291,4 +291,26 @@ ROWS = (
         "tools/probe/test_external_probe_folder.py"
         "::test_every_step_is_measured_if_none_divides_the_others",
     ),
+    (
+        "every_layer_adds_to_its_input", "tools/coordinates",
+        "if share < ADDED]", "if share < -ADDED]",
+        "tools/coordinates/test_kinds_of_models.py"
+        "::test_depths_of_a_model_without_a_residual_path_are_refused",
+    ),
+    (
+        "modules_are_called_again_without_autocast", "tools/coordinates",
+        "enabled=cast,", "enabled=False,",
+        "tools/coordinates/test_kinds_of_models.py"
+        "::test_own_changes_under_autocast_are_those_without_it_to_the_rounding_of_bf16",
+    ),
+    (
+        "a_law_is_drawn_with_seeds_that_it_leaves_out", "tools/laws",
+        "if r.get(SEED, 0) in shared]", "if r.get(SEED, 0) in every]",
+        "tools/laws/test_laws.py::test_a_seed_that_some_depth_lacks_is_named_and_not_drawn",
+    ),
+    (
+        "a_search_begins_at_the_lowest_given_value", "tools/refine",
+        "sorted(values)[len(values) // 2]", "sorted(values)[0]",
+        "tools/refine/test_refine.py::test_a_search_begins_at_the_middle_of_the_given_values",
+    ),
 )  # fmt: skip

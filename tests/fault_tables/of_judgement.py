@@ -78,8 +78,8 @@ ROWS = (
         "runs/test_best_values.py::test_the_best_value_follows_the_rule",
     ),
     (
-        "as_many_diverged_seeds_are_more", "runs",
-        "return failed[label] > failed[other]", "return failed[label] >= failed[other]",
+        "as_many_diverged_seeds_are_more", "tools/own_trainer",
+        "if failed > others:", "if failed >= others > 0:",
         "tools/own_trainer/test_verdicts.py::test_a_candidate_that_diverges_is_not_better",
     ),
     (
