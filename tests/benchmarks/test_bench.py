@@ -104,6 +104,7 @@ def first_batch() -> tuple[Task, torch.Tensor, torch.Tensor]:
     return task, torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("name", "optimizer"), some([("torch", "muon"), *product(STACKS, ["adamw"])], 3)

@@ -44,6 +44,7 @@ ENVIRONMENTS: dict[str, dict[str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(ENVIRONMENTS, 4, 0))
 def test_environment_variables_change_no_byte(
     name: str,

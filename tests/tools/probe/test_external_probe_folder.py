@@ -126,7 +126,8 @@ def test_a_config_is_read_back_as_it_was_given(tmp_path: Path) -> None:
 CHARTS = ["update_vs_depth", "update_vs_step", "grad_norm_by_layer", "layer_step_heat_map"]
 
 
-@pytest.mark.parametrize("named", [CHARTS, pytest.param([], marks=pytest.mark.slow)], ids=len)
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [CHARTS, []], ids=len)
 def test_plot_and_ls_read_what_a_probe_writes(named: list[str], tmp_path: Path) -> None:
     cells = [(depth, seed) for depth in (2, 4) for seed in (0, 1)]
     for depth, seed in cells:
