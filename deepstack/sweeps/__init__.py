@@ -9,6 +9,7 @@ from deepstack.sweeps.local import refuse_missing as refuse_missing
 from deepstack.sweeps.local import visible_gpus as visible_gpus
 from deepstack.sweeps.plan import RUN_AGAIN as RUN_AGAIN
 from deepstack.sweeps.plan import Cell as Cell
+from deepstack.sweeps.plan import Job as Job
 from deepstack.sweeps.plan import Requirements as Requirements
 from deepstack.sweeps.plan import as_study as as_study
 from deepstack.sweeps.plan import config_yaml as config_yaml

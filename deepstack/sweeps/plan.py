@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -9,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -98,6 +100,16 @@ class Cell:
         if numbered and not self.folder.exists():
             with self.folder.lock():
                 self.write_config()
+
+    def job(self, study: str, out: Path, file: str, *, has_gpu: bool) -> Job:
+        """Return how a job of another program runs this cell, on machines with or without a GPU.
+
+        file: the place of the job's file, quoted for a shell.
+        """
+        required = requirements_of(self, has_gpu=has_gpu)
+        words = [sys.executable, "-m", "deepstack", "train"], train_arguments(study, out.absolute())
+        before, after = map(shlex.join, words)
+        return Job(config_yaml(self, required.cores), f"{before} {file} {after}", required)
 
     def write_config(self) -> None:
         """Write config.yaml as `train` does, if there is none; the caller holds the lock."""
@@ -267,9 +279,23 @@ def count_parameters(config: conf.Config, vocab_size: int, depth: int) -> int:
     return sum(built.banks.count().values())
 
 
+class Job(NamedTuple):
+    """A cell as a job of another program.
+
+    text: content of its file.
+    command: for a shell, equal for all cells of a study but for the file's place.
+    """
+
+    text: str
+    command: str
+    required: Requirements
+
+
 @dataclass(frozen=True)
 class Requirements:
-    """cores: a number; memory: bytes of the host; gpu_memory: bytes of one GPU, 0 without one."""
+    """cores: a number; memory: bytes of the host, 0 if unknown; gpu_memory: bytes of one GPU, 0
+    without one.
+    """
 
     cores: int
     memory: int

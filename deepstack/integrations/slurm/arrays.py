@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 from deepstack.base import ConfigError, ResourceError, torchrun
 from deepstack.records import files
-from deepstack.sweeps import Cell, Requirements, config_yaml, requirements_of, train_arguments
+from deepstack.sweeps import Cell, Job, Requirements
 
 # Slurm signals the script this many seconds before its time is up, so that the run can save.
 SAVE_SECONDS = 60
@@ -161,16 +160,13 @@ def write_array(
     folder = (out / study / "slurm").absolute()
     if not str(folder).isprintable() or '"' in str(folder):
         raise ConfigError(f"--out: Slurm cannot write its log to {str(folder)!r}")
-    required = requirements(cells)
-    for cell, needed in zip(cells, required, strict=True):
+    jobs = jobs_of(cells, study, out)
+    for cell, job in zip(cells, jobs, strict=True):
         cell.claim()
-        text = config_yaml(cell, needed.cores)
-        files.replace(folder / f"{cell.folder.name}.yaml", text.encode())
+        files.replace(folder / f"{cell.folder.name}.yaml", job.text.encode())
     # An earlier array may still be queued.
     names = (folder / f"array-{number}.sh" for number in itertools.count(1))
     script = next(path for path in names if not path.exists())
-    train = shlex.join([sys.executable, "-m", "deepstack", "train"])
-    arguments = shlex.join(train_arguments(study, out.absolute()))
     log = str(folder).replace("%", "%%") + "/%A_%a.log"
     lines = [
         f"--job-name={study}",
@@ -179,7 +175,7 @@ def write_array(
         "--open-mode=append",
         "--requeue",
         f"--signal=B:USR1@{SAVE_SECONDS}",
-        *resources(required, directives),
+        *resources([job.required for job in jobs], directives),
         *([] if hours is None else [f"--time={max(1, math.ceil(60 * hours))}"]),
         *directives,
     ]
@@ -195,37 +191,40 @@ def write_array(
         together=together,
         variables=" ".join(torchrun.VARIABLES),
         prefix=torchrun.PREFIX,
-        command=f'{train} "$here/$run.yaml" {arguments}',
+        command=jobs[0].command,
     )
     files.replace(script, text.encode(errors="surrogateescape"))
     return script
 
 
-def requirements(cells: Sequence[Cell]) -> list[Requirements]:
-    """Return the requirements of the cells; 'auto' takes a GPU if this machine has one.
+def jobs_of(cells: Sequence[Cell], study: str, out: Path) -> list[Job]:
+    """Return the cells as jobs; 'auto' takes a GPU if this machine has one.
 
     Nothing is known of the nodes.  The first run on a node may compile the C++ kernels.
     """
     import torch
 
     has_gpu = torch.cuda.is_available()
-    required = []
+    jobs = []
     for cell in cells:
-        one = requirements_of(cell, has_gpu=has_gpu)
+        job = cell.job(study, out, '"$here/$run.yaml"', has_gpu=has_gpu)
+        one = job.required
         may_compile = not one.gpu_memory and cell.config.runtime.replay not in (False, "python")
-        required.append(replace(one, memory=one.memory + COMPILER_BYTES * may_compile))
-    return required
+        memory = one.memory and one.memory + COMPILER_BYTES * may_compile
+        jobs.append(job._replace(required=replace(one, memory=memory)))
+    return jobs
 
 
 def resources(required: Sequence[Requirements], directives: Sequence[str] = ()) -> list[str]:
     """Return sbatch options for the cores, memory (MiB) and GPU of the largest cell.
 
-    directives: the user's options; the resources that they name are left out.
+    directives: the user's options; the resources that they name, and unknown ones, are left out.
     """
     asked = {re.split(r"[= ]", line)[0] for line in directives}
     options = [f"--cpus-per-task={max(run.cores for run in required)}"]
-    if asked.isdisjoint(MEMORY_OPTIONS):
-        options.append(f"--mem={math.ceil(max(run.memory for run in required) / 2**20)}M")
+    memory = max(run.memory for run in required)
+    if memory and asked.isdisjoint(MEMORY_OPTIONS):
+        options.append(f"--mem={math.ceil(memory / 2**20)}M")
     if asked.isdisjoint(GPU_OPTIONS) and any(run.gpu_memory for run in required):
         options.append("--gres=gpu:1")
     return options

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,10 +14,11 @@ from typing import Any
 
 from deepstack import config as conf
 from deepstack.base import ConfigError, ResourceError, scalar
+from deepstack.cli import command_line
 from deepstack.config import DEPTH, SCHEME, SEED
 from deepstack.records import ENDED, Run, RunFolder
 from deepstack.runs import study_digest
-from deepstack.sweeps import Cell
+from deepstack.sweeps import Cell, Job, Requirements
 from deepstack.tools.own_trainer.command import RUN, Command
 from deepstack.tools.own_trainer.metric import read_metric
 from deepstack.tools.own_trainer.record import (
@@ -69,10 +72,20 @@ class CommandCell(Cell):
         if not self.folder.exists():
             self.folder.write_config(self.config_text)
 
-    def order(self, command_line: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    def claim(self) -> None:
+        """Leave the folder to the supervisor, whose order names it."""
+
+    def job(self, study: str, out: Path, file: str, *, has_gpu: bool) -> Job:
+        """Return the order to a supervisor that no sweep waits for; its memory is unknown."""
+        from deepstack.tools.own_trainer.launcher import SUPERVISE
+
+        order = self.order(command_line(), {}) | {"sweep": 0}
+        return Job(json.dumps(order), f"{shlex.join(SUPERVISE)} < {file}", Requirements(1, 0))
+
+    def order(self, words: str, environment: Mapping[str, str]) -> dict[str, Any]:
         """Return the order to the supervisor of the run.
 
-        command_line: that of the sweep.
+        words: the command line of the sweep.
         environment: variables to add to those of this process.
         """
         place, arguments = Path.cwd(), self.arguments
@@ -87,7 +100,7 @@ class CommandCell(Cell):
             **self.file.metrics(),
         }
         meta = {
-            "command": command_line,
+            "command": words,
             "created": utc_now(),
             "environment": environment_of(arguments, os.environ | added),
             "git": git_of(place),
@@ -111,7 +124,7 @@ class CommandCell(Cell):
             "keep": self.file.resume,
             "label": self.label,
             "log_to": list(self.file.trackers),
-            "sweep": os.getpid(),
+            "sweep": os.getpid(),  # 0: none waits for it
         }
 
 

@@ -22,6 +22,8 @@ CODE = (
     "import sys; sys.path.append(sys.argv[1]); "
     "from deepstack.tools.own_trainer.supervise import main; main()"
 )
+SUPERVISE = [sys.executable, "-P", "-c", CODE, str(Path(__file__).parents[3])]
+"""The words that start a supervisor, which reads its order from stdin."""
 TO_ALL = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
 """Signals that a supervisor cannot pass on."""
 
@@ -63,7 +65,7 @@ class Supervised:
         self._errors, self._text = tempfile.TemporaryFile(), ""
         self._process = subprocess.Popen(
             # the folder is for those who look at the list of processes
-            [sys.executable, "-P", "-c", CODE, Path(__file__).parents[3], order["folder"]],
+            [*SUPERVISE, order["folder"]],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from deepstack.config import Study
 
 TASKS = ("until",)  # tasks of `deepstack sweep` that work with commands
+FLAGS = ("--slurm",)  # and options
 
 
 class CommandStudy(StudyKind):
@@ -32,7 +33,7 @@ class CommandStudy(StudyKind):
 
     def refuse(self, tasks: Sequence[SweepOption], given: Sequence[str]) -> None:
         others = [f"--{one.name}" for one in tasks if one.name not in TASKS]
-        for flag in (*given, *others):
+        for flag in [flag for flag in (*given, *others) if flag not in FLAGS]:
             raise ConfigError(
                 f"{flag}: found a study of commands, for which it does nothing; allowed without it"
             )

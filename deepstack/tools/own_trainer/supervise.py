@@ -26,7 +26,7 @@ from deepstack.tools.own_trainer.processes import (
     kill_below,
     signal_all,
 )
-from deepstack.tools.own_trainer.record import FILES, OUTPUT, begin, end
+from deepstack.tools.own_trainer.record import FILES, OUTPUT, begin, end, environment_of
 
 POLL_SECONDS = 0.05
 # From SIGTERM to SIGKILL for the command; a sweep waits 30 seconds for this process.
@@ -120,10 +120,14 @@ def main() -> None:
     """Run the command of the order on stdin, a JSON object."""
     order = json.loads(sys.stdin.buffer.read())
     os.environ.update(order["environment"])
-    os.setsid()  # a Ctrl-C on the terminal reaches only the sweep, which passes it on
+    if order["sweep"]:
+        os.setsid()  # a Ctrl-C on the terminal reaches only the sweep, which passes it on
+    else:  # a job, on another machine
+        order["meta"]["environment"] = environment_of(order["arguments"], os.environ)
     adopt_orphans()
     supervisor = Supervisor(order)
-    die_with(order["sweep"], signal.SIGTERM)
+    if order["sweep"]:
+        die_with(order["sweep"], signal.SIGTERM)
     try:
         code = supervisor.run()
     except DeepstackError as error:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import typer
+
 from deepstack import config as conf
 from deepstack.base import ConfigError, counted, number_text
 from deepstack.cli import (
@@ -23,7 +25,7 @@ from deepstack.cli import (
 )
 from deepstack.records import ENDED, Run, followed, make_folder, run_rows, trouble
 from deepstack.runs import Result, Runs, live_logs, result_table
-from deepstack.sweeps import CellProgress, visible_gpus
+from deepstack.sweeps import CellProgress, is_wanted, visible_gpus
 from deepstack.tools.own_trainer.cells import (
     CommandCell,
     changed_scripts,
@@ -72,6 +74,10 @@ class CommandTraining(SweepTraining):
             for name, number in changed_scripts(cells).items():
                 runs = counted("{} runs", number)
                 log(f"{runs} ended with another version of {name}; deepstack rm removes runs")
+        if self.launcher:
+            todo = [cell for cell in cells if is_wanted(cell, self.retried)]
+            self.launcher.launcher(order, todo)
+            raise typer.Exit
         workers = order.workers or 1
         gpus = [one.name for one in visible_gpus()] if workers > 1 else []
         launcher = CommandLauncher(workers, command_line(), gpus)
