@@ -6,6 +6,7 @@ from deepstack.base import plugins as plugins
 from deepstack.base import torchrun as torchrun
 from deepstack.base.csv_text import cell_text as cell_text
 from deepstack.base.ending import SIGNALS as SIGNALS
+from deepstack.base.ending import die_with as die_with
 from deepstack.base.errors import BrokenChartError as BrokenChartError
 from deepstack.base.errors import ChangedLogError as ChangedLogError
 from deepstack.base.errors import ConfigError as ConfigError

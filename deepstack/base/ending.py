@@ -1,5 +1,6 @@
 """Ends of a process: signals, Ctrl-C in a notebook, lack of memory and errors of the system."""
 
+import ctypes
 import errno
 import os
 import resource
@@ -14,6 +15,7 @@ from types import FrameType, TracebackType
 from deepstack.base.errors import ConfigError, Interrupted, ResourceError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PR_SET_PDEATHSIG = 1
 
 # A stream or a disk that takes nothing more.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
@@ -126,6 +128,14 @@ def flush_stdout() -> None:
     except OSError:
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def die_with(parent: int, number: int) -> None:
+    """Ask the kernel to send this process a signal when its parent ends (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), number)
 
 
 Stop = Callable[[], int | None]

@@ -12,11 +12,9 @@ from deepstack.sweeps.plan import Cell as Cell
 from deepstack.sweeps.plan import Job as Job
 from deepstack.sweeps.plan import Requirements as Requirements
 from deepstack.sweeps.plan import as_study as as_study
-from deepstack.sweeps.plan import config_yaml as config_yaml
 from deepstack.sweeps.plan import expand as expand
 from deepstack.sweeps.plan import is_wanted as is_wanted
 from deepstack.sweeps.plan import plan as plan
-from deepstack.sweeps.plan import requirements_of as requirements_of
 from deepstack.sweeps.plan import retry_states as retry_states
 from deepstack.sweeps.plan import seconds_per_run as seconds_per_run
 from deepstack.sweeps.plan import train_arguments as train_arguments

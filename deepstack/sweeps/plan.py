@@ -284,11 +284,13 @@ class Job(NamedTuple):
 
     text: content of its file.
     command: for a shell, equal for all cells of a study but for the file's place.
+    trains: whether the file is a configuration, which a fork server can train too.
     """
 
     text: str
     command: str
     required: Requirements
+    trains: bool = True
 
 
 @dataclass(frozen=True)

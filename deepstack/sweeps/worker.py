@@ -7,7 +7,6 @@ interruption reaches the next run.  The numbers of a run do not depend on earlie
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -20,11 +19,10 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
-from deepstack.base.ending import SIGNALS
+from deepstack.base.ending import SIGNALS, die_with
 
 # The least that any limit leaves, because libraries and their threads must start.
 LEAST_BYTES = 64 * 2**20
-PR_SET_PDEATHSIG = 1
 OF_THE_GROUP = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
 """Signals that go to the processes that a run has started, such as a compiler, too."""
 
@@ -92,10 +90,7 @@ def work(
     os.setsid()
     # Ray starts its processes with SIGINT blocked, and their children inherit that.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    if sys.platform == "linux":  # the kernel sends SIGTERM when the server dies
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != server:
-            os.kill(os.getpid(), signal.SIGTERM)
+    die_with(server, signal.SIGTERM)
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)

@@ -29,10 +29,11 @@ from deepstack.integrations.ray.cluster import (
 from deepstack.integrations.ray.folder_sync import FolderChanges, Source, write_changes
 from deepstack.integrations.ray.node import Order, train_on_node
 from deepstack.records import RunFolder, trouble
-from deepstack.sweeps import Cell, Launcher, config_yaml, requirements_of
+from deepstack.sweeps import Cell, Launcher, Requirements
 
 LOST_AT_MOST = 5  # a run that crashes its node each time must not crash all nodes
 PER_GPU_AT_MOST = 8
+FILE = '"$here/$run.yaml"'  # of a command, with two variables of its shell
 Resources = dict[str, float]
 # The names of resources: as options of a task, and of a node.
 RESOURCES = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
@@ -68,13 +69,16 @@ class OnRay(Launcher):
     def start(self, cell: Cell) -> RayProcess | None:
         self._running = [process for process in self._running if process.poll() is None]
         nodes = self.nodes()
-        resources = resources_of(cell, nodes, self._gpu_bytes)
+        has_gpu = most_of_a_node(nodes, "GPU") > 0
+        job = cell.job(self.study, self.out, FILE, has_gpu=has_gpu)
+        resources = resources_of(job.required, nodes, self._gpu_bytes)
         in_use = [process.order.resources for process in self._running]
         if not has_capacity(resources, in_use, nodes, self._limit):
             return None
         cell.claim()
         order = Order(
-            config=config_yaml(cell, int(resources["num_cpus"])),
+            config=job.text,
+            command="" if job.trains else job.command,
             folder=cell.folder.name,
             study=self.study,
             out=str(self.out),
@@ -212,12 +216,13 @@ class RayProcess:
         self._lock.close()
 
 
-def resources_of(cell: Cell, nodes: Sequence[Resources], gpu_bytes: int | None) -> Resources:
+def resources_of(
+    required: Requirements, nodes: Sequence[Resources], gpu_bytes: int | None
+) -> Resources:
     """Return a run's cores, bytes of memory, and share of a GPU: 0, 1, or less if small.
 
     gpu_bytes: of the cluster's smallest GPU, None if unknown.
     """
-    required = requirements_of(cell, has_gpu=most_of_a_node(nodes, "GPU") > 0)
     gpu = required.gpu_memory
     return {
         "num_cpus": required.cores,

@@ -6,6 +6,7 @@ has died, a stop, lack of memory), the kernel sends SIGTERM to the run, which sa
 
 import os
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from deepstack import config as conf
+from deepstack.base import ResourceError, die_with
 from deepstack.integrations.ray.folder_sync import FolderChanges, Source, write_changes
-from deepstack.records import RunFolder
+from deepstack.records import RunFolder, files
 from deepstack.sweeps import ForkedProcess, ForkServer, train_arguments
 
 POLL_SECONDS = 0.1
@@ -31,7 +33,8 @@ _server: ForkServer | None = None
 class Order:
     """The order to train one run on a node.
 
-    config: YAML.
+    config: the file of the run, YAML.
+    command: of a shell that runs the file; empty if deepstack trains it.
     folder, study, out: of the sweep.
     here: its working directory.
     token: a file in its folder.
@@ -49,6 +52,7 @@ class Order:
     plugins: list[tuple[str, bytes]] = field(default_factory=list)
     resources: dict[str, float] = field(default_factory=dict)
     lost: int = 0
+    command: str = ""
 
     @property
     def key(self) -> str:
@@ -80,8 +84,12 @@ def work(order: Order, exchange: Exchange) -> tuple[int, str]:
         messages = exchange({})
     if "signal" in messages[0]:  # before it began
         return 128 + int(messages[0]["signal"]), ""
-    server = fork_server(order.here)
-    with tempfile.TemporaryDirectory(dir=server.folder, ignore_cleanup_errors=True) as scratch:
+    if order.command and not shared:
+        text = f"deepstack: {order.out} is not on this node, and a command needs its folder"
+        return ResourceError.exit_code, text
+    server = None if order.command else fork_server(order.here)
+    above = None if server is None else server.folder
+    with tempfile.TemporaryDirectory(dir=above, ignore_cleanup_errors=True) as scratch:
         out = order.out if shared else scratch
         folder = RunFolder(Path(out) / order.study / order.folder)
         source = Source(folder)
@@ -92,7 +100,11 @@ def work(order: Order, exchange: Exchange) -> tuple[int, str]:
             deadline = time.monotonic() + FREE_SECONDS
             while folder.holder() is not None and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
-        process = start(server, order, out, Path(scratch))
+        process: RunProcess
+        if server is None:
+            process = start_command(order, Path(scratch))
+        else:
+            process = start(server, order, out, Path(scratch))
         try:
             while True:
                 for message in messages:
@@ -118,6 +130,45 @@ def fork_server(here: str) -> ForkServer:
     return _server
 
 
+class CommandProcess:
+    """A process of a shell command, which gets SIGTERM when this process ends."""
+
+    def __init__(self, command: str, variables: dict[str, str], scratch: Path) -> None:
+        self._errors, this = scratch / "stderr", os.getpid()
+        with files.open_log(self._errors) as errors:
+            self._process = subprocess.Popen(
+                ["sh", "-c", f"exec {command}"],
+                env=os.environ | variables,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                preexec_fn=lambda: die_with(this, signal.SIGTERM),
+            )
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to it, unless it has ended."""
+        self._process.send_signal(number)
+
+    def stderr_text(self) -> str:
+        """Return what it has printed on stderr."""
+        return self._errors.read_text(encoding="utf-8", errors="replace")
+
+
+RunProcess = ForkedProcess | CommandProcess
+
+
+def start_command(order: Order, scratch: Path) -> CommandProcess:
+    """Start the command of a run with its GPU."""
+    files.replace(scratch / f"{order.folder}.yaml", order.config.encode())
+    variables = {"here": str(scratch), "run": order.folder}
+    if not order.resources.get("num_gpus"):
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+    return CommandProcess(order.command, variables, scratch)
+
+
 def start(server: ForkServer, order: Order, out: str, scratch: Path) -> ForkedProcess:
     """Start the run with its plugins, its GPU, and its share of the node's memory."""
     arguments = train_arguments(order.study, out)
@@ -133,7 +184,7 @@ def start(server: ForkServer, order: Order, out: str, scratch: Path) -> ForkedPr
     return server.start(order.config, arguments, {"CUDA_VISIBLE_DEVICES": gpu}, memory=memory)
 
 
-def wait(process: ForkedProcess, seconds: float = float("inf")) -> int | None:
+def wait(process: RunProcess, seconds: float = float("inf")) -> int | None:
     """Return the exit code of a process; None if it does not end within `seconds`."""
     deadline = time.monotonic() + seconds
     while (code := process.poll()) is None and time.monotonic() < deadline:

@@ -21,6 +21,7 @@ from deepstack.runs import study_digest
 from deepstack.sweeps import Cell, Job, Requirements
 from deepstack.tools.own_trainer.command import RUN, Command
 from deepstack.tools.own_trainer.metric import read_metric
+from deepstack.tools.own_trainer.processes import SUPERVISE
 from deepstack.tools.own_trainer.record import (
     FILES,
     OUTPUT,
@@ -35,6 +36,8 @@ from deepstack.training import git_state, utc_now
 
 SHORT = {DEPTH: "d", SEED: "s"}
 LONGEST_NAME = 100
+WHOLE_GPU = 2**50
+"""Bytes of which no GPU has room for two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +79,13 @@ class CommandCell(Cell):
         """Leave the folder to the supervisor, whose order names it."""
 
     def job(self, study: str, out: Path, file: str, *, has_gpu: bool) -> Job:
-        """Return the order to a supervisor that no sweep waits for; its memory is unknown."""
-        from deepstack.tools.own_trainer.launcher import SUPERVISE
+        """Return the order to a supervisor that no sweep waits for.
 
+        The memory of a command is unknown, and it gets a whole GPU.
+        """
         order = self.order(command_line(), {}) | {"sweep": 0}
-        return Job(json.dumps(order), f"{shlex.join(SUPERVISE)} < {file}", Requirements(1, 0))
+        required = Requirements(1, 0, WHOLE_GPU if has_gpu else 0)
+        return Job(json.dumps(order), f"{shlex.join(SUPERVISE)} < {file}", required, trains=False)
 
     def order(self, words: str, environment: Mapping[str, str]) -> dict[str, Any]:
         """Return the order to the supervisor of the run.

@@ -5,25 +5,16 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from deepstack.base import torchrun
 from deepstack.sweeps import Cell, Launcher
 from deepstack.tools.own_trainer.cells import CommandCell
-from deepstack.tools.own_trainer.processes import below, signal_all
+from deepstack.tools.own_trainer.processes import SUPERVISE, below, signal_all
 
-# As under `deepstack`, nothing is imported from the present folder (-P).
-CODE = (
-    "import sys; sys.path.append(sys.argv[1]); "
-    "from deepstack.tools.own_trainer.supervise import main; main()"
-)
-SUPERVISE = [sys.executable, "-P", "-c", CODE, str(Path(__file__).parents[3])]
-"""The words that start a supervisor, which reads its order from stdin."""
 TO_ALL = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
 """Signals that a supervisor cannot pass on."""
 

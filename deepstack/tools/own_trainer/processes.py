@@ -11,15 +11,14 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-
-
-def die_with(parent: int, number: int) -> None:
-    """Ask the kernel to send this process a signal when its parent ends (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), number)
+PR_SET_CHILD_SUBREAPER = 36
+# As under `deepstack`, nothing is imported from the present folder (-P).
+CODE = (
+    "import sys; sys.path.append(sys.argv[1]); "
+    "from deepstack.tools.own_trainer.supervise import main; main()"
+)
+SUPERVISE = [sys.executable, "-P", "-c", CODE, str(Path(__file__).parents[3])]
+"""The words that start a supervisor, which reads its order from stdin."""
 
 
 def adopt_orphans() -> None:

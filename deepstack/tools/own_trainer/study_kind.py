@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from deepstack.config import Study
 
 TASKS = ("until",)  # tasks of `deepstack sweep` that work with commands
-FLAGS = ("--slurm",)  # and options
+FLAGS = ("--ray", "--slurm")  # and options
 
 
 class CommandStudy(StudyKind):

@@ -15,14 +15,13 @@ import time
 from types import FrameType
 from typing import Any
 
-from deepstack.base import SIGNALS, DeepstackError
+from deepstack.base import SIGNALS, DeepstackError, die_with
 from deepstack.records import ENDED, RunFolder
 from deepstack.records import files as on_disk
 from deepstack.tools.own_trainer.live import LiveValues
 from deepstack.tools.own_trainer.processes import (
     adopt_orphans,
     below,
-    die_with,
     kill_below,
     signal_all,
 )

@@ -25,7 +25,7 @@ from deepstack.cli import (
 )
 from deepstack.records import ENDED, Run, followed, make_folder, run_rows, trouble
 from deepstack.runs import Result, Runs, live_logs, result_table
-from deepstack.sweeps import CellProgress, is_wanted, visible_gpus
+from deepstack.sweeps import CellProgress, Launcher, is_wanted, visible_gpus
 from deepstack.tools.own_trainer.cells import (
     CommandCell,
     changed_scripts,
@@ -74,13 +74,15 @@ class CommandTraining(SweepTraining):
             for name, number in changed_scripts(cells).items():
                 runs = counted("{} runs", number)
                 log(f"{runs} ended with another version of {name}; deepstack rm removes runs")
-        if self.launcher:
-            todo = [cell for cell in cells if is_wanted(cell, self.retried)]
-            self.launcher.launcher(order, todo)
-            raise typer.Exit
-        workers = order.workers or 1
-        gpus = [one.name for one in visible_gpus()] if workers > 1 else []
-        launcher = CommandLauncher(workers, command_line(), gpus)
+        todo = [cell for cell in cells if is_wanted(cell, self.retried)]
+        launcher: Launcher | None
+        if self.launcher and (todo or not part):
+            if (launcher := self.launcher.launcher(order, todo)) is None:
+                raise typer.Exit
+        else:
+            workers = order.workers or 1
+            gpus = [one.name for one in visible_gpus()] if workers > 1 else []
+            launcher = CommandLauncher(workers, command_line(), gpus)
         metric_watch = self.metric_watch = MetricWatch(self.file, place)
         progress = self.run_pool(cells, launcher, watch(order.quiet, cells), part=part)
         self.left += of_other_sweeps(progress)

@@ -250,7 +250,8 @@ def test_runs_share_the_resources_of_the_cluster(tmp_path: Path) -> None:
     def most(*nodes: dict[str, float], limit: int | None = None) -> int:
         """Return how many of three such runs go together."""
         known = [{"CPU": 1.0, "memory": 9.0 * memory} | node for node in nodes]
-        run = resources_of(cell, known, gpu_bytes=None)
+        has_gpu = any("GPU" in node for node in known)
+        run = resources_of(requirements_of(cell, has_gpu=has_gpu), known, gpu_bytes=None)
         return sum(has_capacity(run, [run] * taken, known, limit) for taken in range(3))
 
     assert most({}, {}) == 2

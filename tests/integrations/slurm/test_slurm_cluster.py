@@ -18,6 +18,7 @@ import pytest
 from helpers.cluster_results import end, free_ports, results, runs_of
 from helpers.cluster_results import until as until_within
 from helpers.command_line import TINY
+from helpers.extensions import needs
 
 from deepstack.records import Run, find_runs
 
@@ -228,3 +229,45 @@ def test_jobs_of_several_runs_end_equal_through_a_requeue(
         assert (runs[name].path / "status.json").stat().st_mtime_ns == time
     assert len(list((out / "s" / "slurm").glob("*.log"))) == 2
     assert not list((out / "s" / "slurm").glob("*.starts"))
+
+
+GOES_ON = """\
+import signal, sys, time
+from pathlib import Path
+kept = Path(sys.argv[1]) / "kept"
+began = int(kept.read_text()) if kept.exists() else 0
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+for step in range(began, 4):
+    print(f"step {step}: val loss {3 - step / 10}", flush=True)
+    kept.write_text(str(step + 1))
+    if step == 1:
+        time.sleep(600 if began == 0 else 0)
+"""
+
+
+@needs("own_trainer")
+def test_commands_of_the_user_go_on_through_a_requeue(
+    cluster: dict[str, str], tmp_path: Path
+) -> None:
+    slurm, out = partial(ask, cluster), tmp_path / "out"
+    (tmp_path / "goes_on.py").write_text(GOES_ON)
+    study = tmp_path / "study.yaml"
+    study.write_text(
+        f"command: {sys.executable} -S {tmp_path}/goes_on.py {{run}} {{seed}}\n"
+        "metric: 'step (?P<step>[0-9]+): val loss ([0-9.]+)'\n"
+        "resume: true\nsweep: {grid: {seed: [0, 1]}}\n"
+    )
+    words = [sys.executable, "-m", "deepstack", "sweep", str(study), "--out", str(out)]
+    job = slurm(*words, "--submit", check=True)
+    assert job.isdigit()
+
+    def waits(number: int) -> bool:
+        return [path.read_text() for path in out.rglob("kept")].count("2") == number
+
+    until(partial(waits, 2), what="two commands that wait")
+    slurm("scancel", "--signal=USR1", "--batch", job)  # as before the time is up
+    until(partial(is_over, cluster, set()), what="end of the array")
+    runs = find_runs(out)
+    assert [run.state for run in runs] == ["done", "done"], list((out).rglob("*.log"))
+    assert all("resumed" in run.meta and run.evals["step"].tolist() == [2, 3] for run in runs)
+    assert slurm(*words, "--submit", check=True) == ""

@@ -1,4 +1,4 @@
-"""A study of commands as a job array of Slurm: what a task of the array does with a run."""
+"""A study of commands on clusters: what a task of Slurm's array and a node of Ray do with a run."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.cluster_results import until
@@ -13,8 +14,8 @@ from helpers.command_line import refusal, typed
 from helpers.extensions import needs
 
 from deepstack.records import Run, find_runs, problems
-
-pytestmark = needs("slurm")
+from deepstack.tools.own_trainer.cells import plan_cells
+from deepstack.tools.own_trainer.study_file import load_commands
 
 TRAINER = Path(__file__).with_name("trainer.py")
 GOES_ON = """\
@@ -53,6 +54,7 @@ def start(script: Path, task: int, scontrol: Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@needs("slurm")
 def test_tasks_run_their_commands_and_a_repeated_sweep_skips_them(tmp_path: Path) -> None:
     study = f"""\
 command: {sys.executable} -S {TRAINER} {{mode}} 1e-3 {{seed}}
@@ -75,6 +77,7 @@ sweep: {{grid: {{mode: [good, fail], seed: [1]}}}}
     assert "--array=0-0\n" in array_of(tmp_path, study).read_text()
 
 
+@needs("slurm")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "requeued"), [(signal.SIGUSR1, "requeue 7_0\n"), (signal.SIGTERM, "")]
@@ -108,9 +111,64 @@ resume: true
     assert len(Run(run.path).meta["resumed"]) == 1
 
 
-def test_ray_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "study.yaml"
+def order_of(folder: Path, mode: str) -> Any:
+    """Return the order to a node of Ray to run a command."""
+    from deepstack.integrations.ray.node import Order
+
+    path = folder / "study.yaml"
     path.write_text(
-        "command: python t.py {seed}\nmetric: 'loss (.*)'\nsweep: {grid: {seed: [0]}}\n"
+        f"command: {sys.executable} -S {TRAINER} {mode} 1e-3 1\n"
+        "metric: 'step (?P<step>[0-9]+): .*val loss ([0-9.]+)'\n"
     )
-    assert "--ray: found a study of commands" in refusal(2, "sweep", path, "--ray", "auto")
+    file = load_commands(path, [])
+    (cell,) = plan_cells(file, file.study, folder / "s")
+    job = cell.job("s", folder, '"$here/$run.yaml"', has_gpu=False)
+    assert not job.trains and job.required.memory == 0
+    assert cell.job("s", folder, "", has_gpu=True).required.gpu_memory
+    token = folder / "s" / ".ray-token"
+    return Order(
+        job.text, cell.folder.name, "s", str(folder), here=str(folder), token=str(token),
+        command=job.command,
+    )  # fmt: skip
+
+
+@needs("ray")
+@pytest.mark.parametrize(
+    ("mode", "sent", "code", "state"), [("good", 0, 0, "done"), ("late", 15, 143, "interrupted")]
+)
+def test_a_node_of_ray_runs_a_command(
+    mode: str, sent: int, code: int, state: str, tmp_path: Path
+) -> None:
+    from deepstack.integrations.ray.node import work
+
+    order = order_of(tmp_path, mode)
+    folder = tmp_path / "s" / order.folder
+
+    def exchange(message: dict[str, Any]) -> list[dict[str, Any]]:
+        if "shared" in message:
+            assert message["shared"]
+            return [{"begin": ([], [])}]
+        output = folder / "output.txt"
+        waits = sent and output.exists() and "two children wait" in output.read_text()
+        return [{"signal": sent}] if waits else []
+
+    Path(order.token).parent.mkdir()
+    Path(order.token).touch()
+    assert work(order, exchange) == (code, "")
+    run = Run(folder)
+    assert run.state == state
+    assert len(run.evals) == (3 if state == "done" else 0)
+
+
+@needs("ray")
+def test_a_node_without_the_folder_of_a_command_says_so(tmp_path: Path) -> None:
+    from deepstack.integrations.ray.node import work
+
+    code, text = work(order_of(tmp_path, "good"), lambda _: [{"begin": ([], [])}])
+    assert code == 5 and f"{tmp_path} is not on this node, and a command needs its folder" in text
+
+
+def test_other_options_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text("command: python t.py {seed}\nmetric: 'l (.*)'\nsweep: {grid: {seed: [0]}}\n")
+    assert "--memory: found a study of commands" in refusal(2, "sweep", path, "--memory", "2GB")
