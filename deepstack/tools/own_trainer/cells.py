@@ -27,6 +27,7 @@ from deepstack.tools.own_trainer.record import (
     OUTPUT,
     columns_of,
     config_of,
+    earlier_outputs,
     end,
     environment_of,
     scripts_of,
@@ -102,6 +103,7 @@ class CommandCell(Cell):
             "folder": str(place),
             "environment": dict(self.file.environment),
             "files": scripts_of(arguments, place),
+            "resume": self.file.resume,
             **self.file.metrics(),
         }
         meta = {
@@ -190,9 +192,9 @@ def read_again(cell: CommandCell) -> None:
     if "exit_code" not in known or all(known.get(key) == one for key, one in metrics.items()):
         return
     try:
-        read_metric(
-            cell.file.metric, folder.path / OUTPUT, folder.path / FILES, known.get("since", 0)
-        )
+        places = folder.path / OUTPUT, folder.path / FILES
+        earlier = earlier_outputs(folder, known)
+        read_metric(cell.file.metric, *places, known.get("since", 0), earlier)
     except ValueError as error:
         if cell.state not in ENDED:
             return  # it is run again

@@ -11,7 +11,8 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -191,13 +192,14 @@ def rising(found: Iterable[tuple[int | None, float]]) -> list[Value]:
     return values
 
 
-def lines_of(path: Path) -> Iterator[str]:
-    """Yield the lines of a run's output; a bar that is drawn again over itself has several."""
-    try:
-        with io.TextIOWrapper(open_file(path), encoding="utf-8", errors="replace") as text:
+def lines_of(*paths: Path) -> Iterator[str]:
+    """Yield the lines of outputs; a bar that is drawn again over itself has several."""
+    for path in paths:
+        with (
+            suppress(FileNotFoundError),
+            io.TextIOWrapper(open_file(path), encoding="utf-8", errors="replace") as text,
+        ):
             yield from text
-    except FileNotFoundError:
-        return
 
 
 def end_of(output: Path) -> str:
@@ -234,16 +236,19 @@ def whole(value: Any) -> int | None:
     return int(number) if number is not None and math.isfinite(number) and number >= 0 else None
 
 
-def read_metric(metric: Metric, output: Path, files: Path, since: int) -> list[Value]:
+def read_metric(
+    metric: Metric, output: Path, files: Path, since: int, earlier: Sequence[Path] = ()
+) -> list[Value]:
     """Return the values of a run.
 
     files: the folder {run}.
+    earlier: outputs of the starts that this one continues, whose values come first.
     since: time in nanoseconds of the start, before which a file belongs to an earlier start.
 
     Raises ValueError, for one line, if there is none.
     """
     if isinstance(metric, Pattern):
-        values = metric.values(lines_of(output))
+        values = metric.values(lines_of(*earlier, output))
         if not values:
             raise ValueError(
                 f"no line of {output.name} matches the metric {metric.text!r}; {end_of(output)}"

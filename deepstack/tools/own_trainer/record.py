@@ -146,16 +146,18 @@ def end(folder: RunFolder, exit_code: int) -> str:
     """
     meta = folder.read_meta()
     known = meta["trainer"]
-    output, why = folder.path / OUTPUT, ""
+    output, why, earlier = folder.path / OUTPUT, "", earlier_outputs(folder, known)
     since = folder.status_path.stat().st_mtime_ns
     values: list[Value] = []
     metric, loss = from_json(known["metric"]), from_json(known["loss"])
     assert metric is not None
     try:
-        values = read_metric(metric, output, folder.path / FILES, known.get("since", since))
+        values = read_metric(
+            metric, output, folder.path / FILES, known.get("since", since), earlier
+        )
     except ValueError as error:
         why = str(error)
-    losses = loss.values(lines_of(output)) if isinstance(loss, Pattern) else []
+    losses = loss.values(lines_of(*earlier, output)) if isinstance(loss, Pattern) else []
     diverged = any(rows and not math.isfinite(rows[-1].value) for rows in (values, losses))
     if exit_code:
         why = f"the command ended with exit code {exit_code}{last_line(output)}"
@@ -181,6 +183,18 @@ def end(folder: RunFolder, exit_code: int) -> str:
     step = int(folder.last_row().get("step", 0))
     write_end(folder, "diverged" if diverged else "done", step)
     return ""
+
+
+def earlier_outputs(folder: RunFolder, trainer: Mapping[str, Any]) -> list[Path]:
+    """Return the outputs of the starts that a run continues, in their order; none without `resume`.
+
+    trainer: of meta.json.
+    """
+    if not trainer.get("resume"):
+        return []
+    found = (folder.path / "aside").glob(f"*-{OUTPUT}")
+    numbered = [(int(path.name.split("-")[0]), path) for path in found]
+    return [path for _, path in sorted(numbered)]
 
 
 def write_rows(path: Path, values: Sequence[Value]) -> None:

@@ -269,5 +269,5 @@ def test_commands_of_the_user_go_on_through_a_requeue(
     until(partial(is_over, cluster, set()), what="end of the array")
     runs = find_runs(out)
     assert [run.state for run in runs] == ["done", "done"], list((out).rglob("*.log"))
-    assert all("resumed" in run.meta and run.evals["step"].tolist() == [2, 3] for run in runs)
+    assert all("resumed" in run.meta and run.evals["step"].tolist() == [0, 1, 2, 3] for run in runs)
     assert slurm(*words, "--submit", check=True) == ""
