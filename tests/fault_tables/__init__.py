@@ -1,5 +1,6 @@
 """Faults to plant: name, folder, old, new and tests of each, as in `Fault` of planted_faults."""
 
-from fault_tables import of_all_packages, of_execution, of_instruments, of_judgement
+from fault_tables import of_all_packages, of_execution, of_instruments, of_judgement, of_words
 
-ROWS = (*of_all_packages.ROWS, *of_judgement.ROWS, *of_instruments.ROWS, *of_execution.ROWS)
+TABLES = (of_all_packages, of_judgement, of_instruments, of_execution, of_words)
+ROWS = tuple(row for table in TABLES for row in table.ROWS)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from deepstack.tools.conform import sets
 from deepstack.tools.conform.conform import examine
+from deepstack.tools.conform.naming import power_of
 from deepstack.tools.conform.reference import Reference
 from deepstack.tools.conform.report import Difference
 from deepstack.tools.conform.start import check_starts
@@ -275,3 +276,9 @@ def test_a_cause_of_another_start_explains_all_depths(
     assert {int(N): float(ratio) for ratio, N in ratios.items()} == {
         3: pytest.approx(24**-0.25, rel=0.05), 5: pytest.approx(40**0.25, rel=0.05)
     }  # fmt: skip
+
+
+def test_three_depths_show_a_power_and_two_do_not() -> None:
+    assert power_of({2: 1.0, 8: 2.0}) == ""
+    assert power_of({2: 1.0, 8: 2.0, 32: 4.0}) == "0.7071 N^0.5"
+    assert power_of({2: 1.0, 8: 2.0, 32: 4.1}) == ""

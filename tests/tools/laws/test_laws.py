@@ -15,7 +15,7 @@ from deepstack.base.errors import NothingMatchedError
 from deepstack.plots import Options
 from deepstack.runs import Runs
 from deepstack.tools.laws.chart import draw_law
-from deepstack.tools.laws.laws import fit_law, law_table
+from deepstack.tools.laws.laws import budgets_of, fit_law, law_table
 
 DEPTHS = [2, 4, 8, 16, 32, 64]
 E, C, A = 1.7, 2.0, 0.6
@@ -187,3 +187,21 @@ def test_the_command_fits_depth_at_each_budget_and_compute_at_each_depth(tmp_pat
         assert curve["y"].to_numpy() == pytest.approx((E + c * curve["x"] ** -a).to_numpy())
         assert (curve["low"] <= curve["y"]).all() and (curve["y"] <= curve["high"]).all()
     assert "found 1" in refusal(7, "fit", tmp_path / "s", "--law", "width")
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_any_setting_below_three_seeds_has_a_note(number: int, tmp_path: Path) -> None:
+    for scheme, seeds in (("deepnorm", number), ("pre_ln", 3)):
+        for depth, seed in product((2, 4, 8, 16, 32), range(seeds)):
+            masked = 1.5 + (1 + 0.01 * seed) / depth
+            make_run(tmp_path, scheme=scheme, depth=depth, seed=seed, masked=masked)
+    notes = law_table(Runs.below(tmp_path), "depth")[1]
+    assert ("no interval: fewer than three seeds" in notes) == (number < 3)
+
+
+def test_a_budget_reaches_a_tenth_above_its_least_flops(tmp_path: Path) -> None:
+    """100 and 108 are one budget; 116 is another, though it is near 108."""
+    for flops in (100, 108, 116):
+        make_run(tmp_path, depth=flops, flops=10**9 * flops, steps=2)
+    budgets = {run.get("model.depth"): one for run, one in budgets_of(Runs.below(tmp_path)).items()}
+    assert budgets[100] == budgets[108] < budgets[116]

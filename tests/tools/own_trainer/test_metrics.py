@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from deepstack.tools.own_trainer.metric import MetricFile, Value, parse_pattern, read_metric
+from deepstack.tools.own_trainer.metric import (
+    MetricFile,
+    Value,
+    number_at,
+    parse_pattern,
+    read_metric,
+)
 
 STEPS = r"step (?P<step>\d+): .*val loss ([0-9.]+)"
 
@@ -91,3 +97,10 @@ def test_a_file_without_the_value_is_an_error(text: str, tmp_path: Path) -> None
     (tmp_path / "m.json").write_text(text)
     with pytest.raises(ValueError, match=r"m\.json"):
         read_metric(MetricFile("m.json", "loss"), tmp_path / "o", tmp_path, 0)
+
+
+@pytest.mark.parametrize("before", [" ", "\t", ":", "=", "(", ","])
+def test_a_sign_after_a_separator_belongs_to_the_number(before: str) -> None:
+    line = f"loss{before}-0.5"
+    assert number_at(line, 6) == -0.5
+    assert number_at("step3-0.5", 6) == 0.5

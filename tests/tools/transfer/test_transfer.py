@@ -14,6 +14,7 @@ from deepstack.tools.transfer.table import Losses, transfer
 
 RATES = [1e-3 * 2**i for i in range(9)]
 SEEDS = range(5)
+EDGE = [0.1, 0.2, 0.4], [2.0, 2.1, 2.3]  # rates, and losses of which the first is least
 
 
 def parabolas(
@@ -212,3 +213,21 @@ def test_rates_that_are_all_too_small_give_advice_and_no_exponent(tmp_path: Path
     assert f"N = 2: {advice}" in shown.stderr and f"N = 4: {advice}" in shown.stderr
     chart = make_chart("best_lr_vs_depth", tmp_path / "s")
     assert advice in caption(chart) and rows(chart, kind="fit").empty
+
+
+def test_a_cost_needs_a_best_rate_inside_at_the_smallest_depth_too() -> None:
+    shallow = {rate: dict.fromkeys(range(3), loss) for rate, loss in zip(*EDGE, strict=True)}
+    deep = {rate: {s: 2.3 - 0.2 * (rate == 0.2) for s in range(3)} for rate in EDGE[0]}
+    assert transfer({4: shallow, 16: deep}, draws=5).costs == {4: None, 16: None}
+
+
+@pytest.mark.parametrize("seeds", [(2, 3), (3, 3)])
+def test_any_setting_below_three_seeds_has_a_note(seeds: tuple[int, int], tmp_path: Path) -> None:
+    for scheme, number in zip(("deepnorm", "pre_ln"), seeds, strict=True):
+        make_runs(
+            tmp_path / "s", scheme=(scheme,), depth=(2, 4), lr=(1, 2, 4), seed=tuple(range(number)),
+            masked=lambda scheme, depth, lr, seed: 2.0 + abs(lr - 2.1) / depth + 0.01 * seed,
+            config=lambda scheme, depth, lr, seed: {"train.lr": lr / 1e3},
+        )  # fmt: skip
+    shown = typed("compare", tmp_path, "--transfer", "--json")
+    assert ("no interval: fewer than three seeds" in shown.stderr) == (min(seeds) < 3)
