@@ -118,4 +118,15 @@ ROWS = (
         "if len(values) < 2 or min(values.values()) <= 0:",
         "tools/conform/test_conform_numbers.py::test_three_depths_show_a_power_and_two_do_not",
     ),
+    (
+        "a_desk_study_of_any_small_depth", "tools/answer",
+        "SHALLOWEST <= ", "",
+        "tools/answer/test_size.py::test_other_studies_do_not_cite_it",
+    ),
+    (
+        "boxes_are_divided_from_four_seeds_on", "plots",
+        "when=max(sizes) > 1", "when=max(sizes) > 3",
+        "plots/test_chart_options.py"
+        "::test_settings_are_one_line_under_the_figure_and_all_in_a_text_file",
+    ),
 )  # fmt: skip
