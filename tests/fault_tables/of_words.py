@@ -129,4 +129,14 @@ ROWS = (
         "plots/test_chart_options.py"
         "::test_settings_are_one_line_under_the_figure_and_all_in_a_text_file",
     ),
+    (
+        "two_blocks_are_an_interval", "runs",
+        "error is not None and blocks >= LEAST_SEEDS", "error is not None",
+        "runs/test_outcomes.py::test_two_blocks_of_a_validation_set_give_no_interval",
+    ),
+    (
+        "validation_sets_of_other_tasks_are_compared", "runs",
+        "if len({task for task, _ in sizes}) != 1 or len(known) < 2:", "if len(known) < 2:",
+        "tools/test_several_tasks.py::test_sizes_of_validation_sets_are_compared_within_a_task",
+    ),
 )  # fmt: skip

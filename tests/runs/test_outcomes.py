@@ -101,6 +101,22 @@ def test_a_run_has_learnt_if_its_interval_over_blocks_lies_below_chance(
     assert end.outcome == ("trained" if difference == -0.3 else expected)
 
 
+@pytest.mark.parametrize(("blocks", "has_one"), [(2, False), (3, True)])
+def test_two_blocks_of_a_validation_set_give_no_interval(
+    blocks: int, has_one: bool, tmp_path: Path
+) -> None:
+    run = Run(make_run(tmp_path))
+    loss = UNIGRAM - 0.5
+    ends = {"step": 5, "loss": loss, "loss_masked": loss, "unigram_loss": UNIGRAM}
+    run.folder.evals_path.unlink()
+    with run.folder.log("evals", (*EVALS_COLUMNS, "unigram_loss", "margin_se")) as log:
+        log.write(ends | {"step": 0, "loss": 9.0, "loss_masked": 9.0})
+        log.write(ends | {"margin_se": 0.001})
+    run.folder.write_meta(run.meta | {"validation": {"blocks": blocks}})
+    end = result_of(Run(run.path))
+    assert (end.half_width is not None) is has_one and end.outcome == "trained"
+
+
 @pytest.mark.parametrize("intervals", [1, 3, 20])
 def test_the_quantiles_of_many_degrees_of_freedom_are_students(intervals: int) -> None:
     for count in (100, 101, 128, 1000, 8192):

@@ -11,7 +11,7 @@ from helpers.sampling import some
 
 from deepstack.cli.finding import sweep_finding
 from deepstack.records import RunFolder
-from deepstack.runs import Runs
+from deepstack.runs import Runs, validation_notes
 from deepstack.tools.answer.answer import answer
 from deepstack.tools.report.finding import best_of_depths, finding_of
 
@@ -90,3 +90,14 @@ def test_a_task_that_differs_between_depths_is_compared_at_each(tmp_path: Path) 
     assert "not compared" not in " ".join(found)
     assert sum("Post-LN" in text and "better than DeepNorm" in text for text in found) >= 3
     assert [row["depth"] for row in best_of_depths(runs)] == [6, 12]
+
+
+@pytest.mark.parametrize(("rate", "number"), [(0.15, 1), (0.6, 0)])
+def test_sizes_of_validation_sets_are_compared_within_a_task(
+    rate: float, number: int, tmp_path: Path
+) -> None:
+    for seed, (mask_rate, positions) in enumerate([(0.15, 1280), (rate, 2560)]):
+        path = make_run(tmp_path, seed=seed, config={"task.mask_rate": mask_rate})
+        meta = json.loads((path / "meta.json").read_text())
+        RunFolder(path).write_meta(meta | {"validation": {"positions": positions}})
+    assert len(validation_notes(Runs.below(tmp_path))) == number

@@ -45,9 +45,8 @@ def test_a_better_scheme_of_a_small_decoder_has_the_share_of_the_study(tmp_path:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model.family": "encoder"}, {"model.d_model": 256}, {"model.depth": 200}, {"model.depth": 4},
-        {"gap": 0.0},
-        {"optimizers": True},
+        {"model.family": "encoder"}, {"model.d_model": 256}, {"model.depth": 200},
+        {"model.depth": 4}, {"gap": 0.0}, {"optimizers": True},
     ],
 )  # fmt: skip
 def test_other_studies_do_not_cite_it(changes: dict[str, Any], tmp_path: Path) -> None:
