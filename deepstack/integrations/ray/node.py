@@ -153,7 +153,7 @@ class CommandProcess:
         self._process.send_signal(number)
 
     def stderr_text(self) -> str:
-        """Return what it has printed on stderr."""
+        """Return its stderr."""
         return self._errors.read_text(encoding="utf-8", errors="replace")
 
 

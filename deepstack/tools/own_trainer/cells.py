@@ -38,7 +38,7 @@ from deepstack.training import git_state, utc_now
 SHORT = {DEPTH: "d", SEED: "s"}
 LONGEST_NAME = 100
 WHOLE_GPU = 2**50
-"""Bytes of which no GPU has room for two."""
+"""A number of bytes that no GPU has twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
