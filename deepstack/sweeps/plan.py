@@ -101,15 +101,19 @@ class Cell:
             with self.folder.lock():
                 self.write_config()
 
-    def job(self, study: str, out: Path, file: str, *, has_gpu: bool) -> Job:
-        """Return how a job of another program runs this cell, on machines with or without a GPU.
+    def requirements(self, *, has_gpu: bool) -> Requirements:
+        """Return what this cell needs on a machine with or without a GPU."""
+        return requirements_of(self, has_gpu=has_gpu)
+
+    def job(self, study: str, out: Path, file: str, cores: int) -> Job:
+        """Return how another program runs this cell.
 
         file: the place of the job's file, quoted for a shell.
+        cores: those that the cell reserves.
         """
-        required = requirements_of(self, has_gpu=has_gpu)
         words = [sys.executable, "-m", "deepstack", "train"], train_arguments(study, out.absolute())
         before, after = map(shlex.join, words)
-        return Job(config_yaml(self, required.cores), f"{before} {file} {after}", required)
+        return Job(config_yaml(self, cores), f"{before} {file} {after}")
 
     def write_config(self) -> None:
         """Write config.yaml as `train` does, if there is none; the caller holds the lock."""
@@ -289,7 +293,6 @@ class Job(NamedTuple):
 
     text: str
     command: str
-    required: Requirements
     trains: bool = True
 
 

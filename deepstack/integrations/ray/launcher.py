@@ -33,7 +33,7 @@ from deepstack.sweeps import Cell, Launcher, Requirements
 
 LOST_AT_MOST = 5  # a run that crashes its node each time must not crash all nodes
 PER_GPU_AT_MOST = 8
-FILE = '"$here/$run.yaml"'  # of a command, with two variables of its shell
+FILE = '"$0"'  # of a command, the argument of its shell
 Resources = dict[str, float]
 # The names of resources: as options of a task, and of a node.
 RESOURCES = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
@@ -69,13 +69,13 @@ class OnRay(Launcher):
     def start(self, cell: Cell) -> RayProcess | None:
         self._running = [process for process in self._running if process.poll() is None]
         nodes = self.nodes()
-        has_gpu = most_of_a_node(nodes, "GPU") > 0
-        job = cell.job(self.study, self.out, FILE, has_gpu=has_gpu)
-        resources = resources_of(job.required, nodes, self._gpu_bytes)
+        required = cell.requirements(has_gpu=most_of_a_node(nodes, "GPU") > 0)
+        resources = resources_of(required, nodes, self._gpu_bytes)
         in_use = [process.order.resources for process in self._running]
         if not has_capacity(resources, in_use, nodes, self._limit):
             return None
         cell.claim()
+        job = cell.job(self.study, self.out, FILE, required.cores)
         order = Order(
             config=job.text,
             command="" if job.trains else job.command,

@@ -131,13 +131,16 @@ def fork_server(here: str) -> ForkServer:
 
 
 class CommandProcess:
-    """A process of a shell command, which gets SIGTERM when this process ends."""
+    """A shell command that runs a file; it gets SIGTERM when this process ends.
 
-    def __init__(self, command: str, variables: dict[str, str], scratch: Path) -> None:
-        self._errors, this = scratch / "stderr", os.getpid()
+    variables: to add to those of this process.
+    """
+
+    def __init__(self, command: str, file: Path, variables: dict[str, str]) -> None:
+        self._errors, this = file.with_name("stderr"), os.getpid()
         with files.open_log(self._errors) as errors:
             self._process = subprocess.Popen(
-                ["sh", "-c", f"exec {command}"],
+                ["sh", "-c", f"exec {command}", file],
                 env=os.environ | variables,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
@@ -162,11 +165,10 @@ RunProcess = ForkedProcess | CommandProcess
 
 def start_command(order: Order, scratch: Path) -> CommandProcess:
     """Start the command of a run with its GPU."""
-    files.replace(scratch / f"{order.folder}.yaml", order.config.encode())
-    variables = {"here": str(scratch), "run": order.folder}
-    if not order.resources.get("num_gpus"):
-        variables["CUDA_VISIBLE_DEVICES"] = ""
-    return CommandProcess(order.command, variables, scratch)
+    file = scratch / "run.yaml"
+    files.replace(file, order.config.encode())
+    hidden = {} if order.resources.get("num_gpus") else {"CUDA_VISIBLE_DEVICES": ""}
+    return CommandProcess(order.command, file, hidden)
 
 
 def start(server: ForkServer, order: Order, out: str, scratch: Path) -> ForkedProcess:

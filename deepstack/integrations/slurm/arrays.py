@@ -15,13 +15,14 @@ from typing import Any
 
 from deepstack.base import ConfigError, ResourceError, torchrun
 from deepstack.records import files
-from deepstack.sweeps import Cell, Job, Requirements
+from deepstack.sweeps import Cell, Requirements
 
 # Slurm signals the script this many seconds before its time is up, so that the run can save.
 SAVE_SECONDS = 60
 STARTS_AT_MOST = 5
 # The number of tasks of an array where Slurm's configuration cannot be read: Slurm's own default.
 MAX_ARRAY_SIZE = 1001
+FILE = '"$here/$run.yaml"'  # of a run, with variables of the script
 # Output in UTF-8, whatever the locale.
 AS_TEXT: Any = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
 # Options of sbatch for the same resource: Slurm refuses some pairs of them, and adds up others.
@@ -160,7 +161,11 @@ def write_array(
     folder = (out / study / "slurm").absolute()
     if not str(folder).isprintable() or '"' in str(folder):
         raise ConfigError(f"--out: Slurm cannot write its log to {str(folder)!r}")
-    jobs = jobs_of(cells, study, out)
+    required = requirements(cells)
+    jobs = [
+        cell.job(study, out, FILE, needed.cores)
+        for cell, needed in zip(cells, required, strict=True)
+    ]
     for cell, job in zip(cells, jobs, strict=True):
         cell.claim()
         files.replace(folder / f"{cell.folder.name}.yaml", job.text.encode())
@@ -175,7 +180,7 @@ def write_array(
         "--open-mode=append",
         "--requeue",
         f"--signal=B:USR1@{SAVE_SECONDS}",
-        *resources([job.required for job in jobs], directives),
+        *resources(required, directives),
         *([] if hours is None else [f"--time={max(1, math.ceil(60 * hours))}"]),
         *directives,
     ]
@@ -197,22 +202,21 @@ def write_array(
     return script
 
 
-def jobs_of(cells: Sequence[Cell], study: str, out: Path) -> list[Job]:
-    """Return the cells as jobs; 'auto' takes a GPU if this machine has one.
+def requirements(cells: Sequence[Cell]) -> list[Requirements]:
+    """Return the requirements of the cells; 'auto' takes a GPU if this machine has one.
 
     Nothing is known of the nodes.  The first run on a node may compile the C++ kernels.
     """
     import torch
 
     has_gpu = torch.cuda.is_available()
-    jobs = []
+    required = []
     for cell in cells:
-        job = cell.job(study, out, '"$here/$run.yaml"', has_gpu=has_gpu)
-        one = job.required
+        one = cell.requirements(has_gpu=has_gpu)
         may_compile = not one.gpu_memory and cell.config.runtime.replay not in (False, "python")
         memory = one.memory and one.memory + COMPILER_BYTES * may_compile
-        jobs.append(job._replace(required=replace(one, memory=memory)))
-    return jobs
+        required.append(replace(one, memory=memory))
+    return required
 
 
 def resources(required: Sequence[Requirements], directives: Sequence[str] = ()) -> list[str]:

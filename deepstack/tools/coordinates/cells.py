@@ -22,7 +22,7 @@ from deepstack.tools.coordinates.recording import (
 from deepstack.tools.coordinates.source import Source
 from deepstack.tools.coordinates.stacks import Names, Stack, names_of, outline_of
 
-ADDED = 0.7  # least coefficient of a layer's input in its output, if the layer adds to the input
+ADDED = 0.4  # least coefficient of a layer's input in its output, if the layer adds to the input
 
 
 class Value(NamedTuple):

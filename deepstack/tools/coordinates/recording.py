@@ -20,7 +20,7 @@ from deepstack.model import plain_name, tensor_of, undisturbed
 from deepstack.tools.coordinates.stacks import Names
 
 Call = tuple[tuple[Any, ...], dict[str, Any], torch.dtype | None]
-"""The arguments of a module, and autocast's type if it was on."""
+"""The arguments of a module, and autocast's dtype if it was on."""
 LOGITS = "logits of the loss"
 SOFTMAX = "softmax"
 INPUT = "input"
@@ -51,24 +51,26 @@ def copy_of(value: Any) -> Any:
     return tree_map_only(Tensor, lambda x: x.detach().clone(), value)
 
 
-def share_of(output: Tensor, x: Tensor) -> float:
+def share_of(layer: nn.Module, output: Tensor, x: Tensor) -> float:
     """Return the coefficient of a layer's input x in its output, by least squares; 1 where x is 0.
 
-    It is near 1 for x + f(x), whose f(x) starts independent of x, 1/2 for an activation alone, and
-    near 0 for a matrix.
+    It is near 1 for x + f(x), whose f(x) starts independent of x, lower if a norm follows, and near
+    0 for a matrix.  A layer without parameters, such as an activation, adds nothing: 0.
     """
+    if not any(True for _ in layer.parameters()):
+        return 0.0
     squares = float(x.double().square().sum())
     return float((output.detach().double() * x.double()).sum()) / squares if squares else 1.0
 
 
-def device_of(module: nn.Module) -> str:
-    """Return the kind of device on which a module's parameters lie."""
+def device_type_of(module: nn.Module) -> str:
+    """Return the type of the device of a module's parameters: 'cpu' or 'cuda'."""
     return next(module.parameters()).device.type
 
 
 def autocast_of(module: nn.Module) -> torch.dtype | None:
-    """Return the type to which autocast turns a module's products now, or None."""
-    device = device_of(module)
+    """Return the dtype to which autocast casts a module's products now, or None without it."""
+    device = device_type_of(module)
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
@@ -171,7 +173,7 @@ class Recorder(TorchDispatchMode):
             if start is not None and start.shape == x.shape:
                 keys = tuple(key for key in keys if self.record.same.get(key) not in self.norms)
                 self.record.branches |= dict.fromkeys(keys, x.detach().float() - start)
-                self.record.shares |= dict.fromkeys(keys, share_of(x, start))
+                self.record.shares |= dict.fromkeys(keys, share_of(module, x, start))
 
         return after
 
@@ -230,7 +232,7 @@ def call_again(
         for key, (path, call) in calls.items():
             args, kwargs, dtype = copy_of(call)
             module, cast = modules[path], dtype is not None
-            with torch.autocast(device_of(module), dtype, enabled=cast, cache_enabled=False):
+            with torch.autocast(device_type_of(module), dtype, enabled=cast, cache_enabled=False):
                 x = output_of(functional_call(module, vectors.get(path, {}), args, kwargs))
             if x is not None:
                 outputs[key] = x.detach().float()

@@ -20,7 +20,7 @@ from deepstack.cli import (
 )
 
 
-@command("Tools", "deepstack fit results/depth_sweep --law depth")
+@command("Tools", "deepstack fit results/law --law compute")
 def fit_command(
     directories: Folders = ["results"],
     law: Literal["depth", "width", "compute", "loops"] = option(

@@ -79,14 +79,14 @@ class CommandCell(Cell):
     def claim(self) -> None:
         """Leave the folder to the supervisor, whose order names it."""
 
-    def job(self, study: str, out: Path, file: str, *, has_gpu: bool) -> Job:
-        """Return the order to a supervisor that no sweep waits for.
+    def requirements(self, *, has_gpu: bool) -> Requirements:
+        """Return one core and a whole GPU; the memory of a command is unknown."""
+        return Requirements(1, 0, WHOLE_GPU if has_gpu else 0)
 
-        The memory of a command is unknown, and it gets a whole GPU.
-        """
+    def job(self, study: str, out: Path, file: str, cores: int) -> Job:
+        """Return the order to a supervisor that no sweep waits for."""
         order = self.order(command_line(), {}) | {"sweep": 0}
-        required = Requirements(1, 0, WHOLE_GPU if has_gpu else 0)
-        return Job(json.dumps(order), f"{shlex.join(SUPERVISE)} < {file}", required, trains=False)
+        return Job(json.dumps(order), f"{shlex.join(SUPERVISE)} < {file}", trains=False)
 
     def order(self, words: str, environment: Mapping[str, str]) -> dict[str, Any]:
         """Return the order to the supervisor of the run.

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from helpers.cluster_results import end, free_ports, results, runs_of
+from helpers.cluster_results import GOES_ON, end, free_ports, results, runs_of
 from helpers.cluster_results import until as until_within
 from helpers.command_line import TINY
 from helpers.extensions import needs
@@ -229,20 +229,6 @@ def test_jobs_of_several_runs_end_equal_through_a_requeue(
         assert (runs[name].path / "status.json").stat().st_mtime_ns == time
     assert len(list((out / "s" / "slurm").glob("*.log"))) == 2
     assert not list((out / "s" / "slurm").glob("*.starts"))
-
-
-GOES_ON = """\
-import signal, sys, time
-from pathlib import Path
-kept = Path(sys.argv[1]) / "kept"
-began = int(kept.read_text()) if kept.exists() else 0
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-for step in range(began, 4):
-    print(f"step {step}: val loss {3 - step / 10}", flush=True)
-    kept.write_text(str(step + 1))
-    if step == 1:
-        time.sleep(600 if began == 0 else 0)
-"""
 
 
 @needs("own_trainer")

@@ -89,6 +89,27 @@ def test_layers_that_do_not_add_to_their_input_have_no_branch_and_are_named() ->
     assert branches and not any(name in note for name in branches), (branches, note)
 
 
+def test_a_norm_after_the_sum_leaves_a_layer_a_residual_one() -> None:
+    """Two such norms let the input's coefficient fall to about one half, as an activation's is."""
+
+    class PostNorm(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(2):
+                x = F.layer_norm(x + self.w(x), x.shape[-1:])
+            return x
+
+    def build(width: int, depth: int, seed: int) -> nn.Module:
+        layers = [PostNorm(width, depth) for _ in range(depth)]
+        for layer in layers:
+            nn.init.normal_(layer.w.weight, std=width**-0.5)
+        return nn.Sequential(nn.Linear(8, width), *layers, nn.Linear(width, 4))
+
+    found = check(build, widths=16, depths=[4, 8, 16])
+    assert not any("residual layers" in note for note in found.notes)
+    branches = found.values[found.values["quantity"] == "branch"]["module"]
+    assert branches.nunique() >= 2
+
+
 def test_modules_with_frozen_parameters_are_named_where_their_output_changes() -> None:
     def build(width: int, depth: int, seed: int) -> nn.Module:
         model = residual(width, depth, seed)

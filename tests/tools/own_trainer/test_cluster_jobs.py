@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.cluster_results import until
+from helpers.cluster_results import GOES_ON, until
 from helpers.command_line import refusal, typed
 from helpers.extensions import needs
 
@@ -18,18 +18,6 @@ from deepstack.tools.own_trainer.cells import plan_cells
 from deepstack.tools.own_trainer.study_file import load_commands
 
 TRAINER = Path(__file__).with_name("trainer.py")
-GOES_ON = """\
-import signal, sys, time
-from pathlib import Path
-kept = Path(sys.argv[1]) / "kept"
-began = int(kept.read_text()) if kept.exists() else 0
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-for step in range(began, 4):
-    print(f"step {step}: val loss {3 - step / 10}", flush=True)
-    kept.write_text(str(step + 1))
-    if step == 1:
-        time.sleep(600 if began == 0 else 0)
-"""
 
 
 def array_of(folder: Path, text: str, *more: str) -> Path:
@@ -122,9 +110,9 @@ def order_of(folder: Path, mode: str) -> Any:
     )
     file = load_commands(path, [])
     (cell,) = plan_cells(file, file.study, folder / "s")
-    job = cell.job("s", folder, '"$here/$run.yaml"', has_gpu=False)
-    assert not job.trains and job.required.memory == 0
-    assert cell.job("s", folder, "", has_gpu=True).required.gpu_memory
+    job = cell.job("s", folder, '"$0"', cores=1)
+    assert not job.trains and cell.requirements(has_gpu=False).memory == 0
+    assert cell.requirements(has_gpu=True).gpu_memory
     token = folder / "s" / ".ray-token"
     return Order(
         job.text, cell.folder.name, "s", str(folder), here=str(folder), token=str(token),
