@@ -161,6 +161,14 @@ def test_the_imports_and_calls_of_the_recipes_work() -> None:
     assert made.shape == (8,) and made.start == 0.5
 
 
+def test_every_name_that_code_on_a_page_imports_exists() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    lines = re.findall(r"^ *from (deepstack[\w.]*) import ([\w, ]+)$", text, re.MULTILINE)
+    wanted = {(module, name) for module, names in lines for name in names.split(", ")}
+    assert len(wanted) > 20
+    assert [(at, name) for at, name in wanted if not hasattr(import_module(at), name)] == []
+
+
 @pytest.mark.parametrize(
     "page", ["CONTRIBUTING.md", "docs/extending/index.md"], ids=["map", "recipes"]
 )
