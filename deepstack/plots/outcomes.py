@@ -32,7 +32,7 @@ OUTCOME_COLOURS = {
     "diverged": "#000000",
 }
 MEANING = (
-    f"learnt: of the final validation loss, {LEARNT}; worse: it lies more than {FAR:g} nats above "
+    f"learnt: {LEARNT}; worse: this interval begins more than {FAR:g} nats above "
     "this predictor; at chance: neither; diverged: the loss became NaN or "
     "infinite, or exceeded train.max_loss"
 )

@@ -49,8 +49,9 @@ OUTCOMES = tuple(OUTCOME_WORDS)
 # Nats between the interval of a loss and the loss without context, on the same positions.
 CLEAR, FAR = 0.02, 0.1
 LEARNT = (
-    f"its 95 % interval over validation blocks lies more than {CLEAR:g} nats below the best "
-    "predictor without context on the same positions, and below its own start"
+    "the 95 % interval of its final validation loss over validation blocks ends more than "
+    f"{CLEAR:g} nats below the best predictor without context on the same positions, and its loss "
+    "as far below its own start"
 )
 
 

@@ -115,10 +115,12 @@ def lead_sentence(rows: Sequence[Best]) -> str | None:
     if margin is None:
         return None
     several_depths = any(one.depth < deepest for one in rows)
-    if has_looks(margin.leader.runs):
-        clause = margin_clause(margin, several_depths, is_better="leads")
-        return f"{as_sentence(clause)}; {UNCOUNTED}."
-    return f"{as_sentence(margin_clause(margin, several_depths))}."
+    looks = has_looks(margin.leader.runs)
+    verb = "leads" if looks else "is better than"
+    clause = as_sentence(margin_clause(margin, several_depths, is_better=verb))
+    blind = margin.leader.is_judged and not margin.leader.learnt
+    nothing = f"{margin.leader.label} has learned nothing from context" if blind else ""
+    return "; ".join(filter(None, [clause, nothing, UNCOUNTED if looks else ""])) + "."
 
 
 def has_looks(runs: Sequence[Run]) -> bool:

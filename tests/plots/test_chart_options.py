@@ -41,7 +41,7 @@ def test_settings_are_one_line_under_the_figure_and_all_in_a_text_file(tmp_path:
     assert "d_model 64 · " in below and " steps · lr " in below and "d_ff" not in below
     assert len(below.splitlines()) <= 2 and "learnt: " not in below
     assert "a box is divided among its 2 seeds" in chart.caption
-    assert "d_ff 256" in chart.caption and "learnt: of the final validation loss" in chart.caption
+    assert "d_ff 256" in chart.caption and "learnt: the 95 % interval of its final" in chart.caption
     save(chart, tmp_path, "x", ("png", "csv"))
     assert (tmp_path / "x.txt").read_text() == chart.caption
     save(chart, tmp_path, "y", ("csv",))

@@ -16,7 +16,7 @@ from deepstack.runs.captions import follows_depth, versions_notes
 from deepstack.runs.fit import Fit, is_power
 from deepstack.runs.spikes import moved_clause
 from deepstack.runs.update_growth import Growth, Local
-from deepstack.runs.words import growth_sentence, rate_sentence
+from deepstack.runs.words import growth_sentence, lead_sentence, rate_sentence
 
 FIRST = {0: 2.20, 1: 2.21, 2: 2.19}
 SECOND = {0: 2.50, 1: 2.52, 2: 2.49}
@@ -47,6 +47,15 @@ def test_the_leader_is_better_than_the_others_by_their_number() -> None:
     assert clause_of(first, second, third).startswith("a is better than b and the other one: it ")
     fourth = cell("d", {seed: loss + 1 for seed, loss in THIRD.items()})
     assert clause_of(first, second, third, fourth).startswith("a is better than b and the 2 others")
+
+
+@pytest.mark.parametrize(
+    ("above", "end"), [(0, "3 pairs of seeds)."), (1, "); a has learned nothing from context.")]
+)
+def test_a_leader_that_has_learned_nothing_is_said_to(above: float, end: str) -> None:
+    first, second = ({seed: one + above for seed, one in ends.items()} for ends in (FIRST, SECOND))
+    text = lead_sentence([cell("a", first), cell("b", second)])
+    assert text is not None and text.startswith("a is better than b") and text.endswith(end)
 
 
 def test_a_single_seed_as_low_as_the_rival_is_the_rival() -> None:

@@ -195,7 +195,7 @@ def test_a_cell_counts_its_seeds(tmp_path: Path) -> None:
             run_with(tmp_path / "study", result, scheme="post_ln", depth=48, lr=lr, seed=seed)
     make_run(tmp_path / "study", scheme="rezero", state="interrupted")
     chart = make_chart("outcomes", tmp_path)
-    assert f"of the final validation loss, {LEARNT}; worse" in chart.caption
+    assert f"learnt: {LEARNT}; worse" in chart.caption
     assert "left out: 1 run without an outcome" in caption(chart)
     assert "ReZero" not in set(chart.data["series"])
     (axes,) = chart.figure.axes

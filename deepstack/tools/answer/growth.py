@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from deepstack.base import counted
 from deepstack.runs import HIGHEST, LOWEST, Best
 from deepstack.tools.answer.found import Found, More
 from deepstack.tools.answer.looks import Looks
@@ -37,7 +38,7 @@ def grown(found: Found, cells: Sequence[Best], gap: Gap | None, looks: Looks) ->
     compared = [cell for cell in cells if len(cells) == 1 or (gap and is_compared(cell, gap))]
     rates = rates_in_all(cells, looks)
     edges = [more for cell in compared if (more := beyond_edge(cell))]
-    unknown = [cell for cell in cells if missing(cell, rates, looks)]
+    unknown = open_cells(cells, looks)
     seeds = more_seeds(unknown, gap, rates, looks)
     details = [open_sentence(cell) for cell in unknown]
     details += filter(None, [far_seed_sentence(gap) if gap else ""])
@@ -54,11 +55,19 @@ def grown(found: Found, cells: Sequence[Best], gap: Gap | None, looks: Looks) ->
     )
 
 
+def open_cells(cells: Sequence[Best], looks: Looks) -> list[Best]:
+    """Return the cells of which a growing study has yet to know whether they learn."""
+    if not looks.repeated:
+        return []
+    rates = rates_in_all(cells, looks)
+    return [cell for cell in cells if missing(cell, rates, looks)]
+
+
 def open_sentence(cell: Best) -> str:
     """Return that it is open whether a setting learns at a depth."""
     return (
         f"It is open whether {cell.label} learns at N = {cell.depth} "
-        f"({cell.learnt} of {cell.seeds} seeds)."
+        f"({cell.learnt} of {counted('{} seeds', cell.seeds)})."
     )
 
 

@@ -75,7 +75,7 @@ def methods_of(runs: Runs, found: Found, keys: Mapping[str, str]) -> str:
     )
     sentences.append(
         "Losses are means over one held-out set at the end of training; a run counts as learning "
-        f"from context if, of its loss, {LEARNT}."
+        f"from context if {LEARNT}."
     )
     sentences += found.sure
     sentences.append(software(runs))

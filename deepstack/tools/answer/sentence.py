@@ -17,7 +17,7 @@ from deepstack.tools.answer.found import (
     share_text,
     some_names,
 )
-from deepstack.tools.answer.growth import OF_COUNTS, grown
+from deepstack.tools.answer.growth import OF_COUNTS, grown, open_cells
 from deepstack.tools.answer.looks import FIXED, SEEDS, Looks
 from deepstack.tools.answer.margins import (
     Gap,
@@ -62,8 +62,9 @@ def find(results: Iterable[Result], *, looks: Looks = FIXED) -> Found:
         return grown(about_one(cells[0], looks), cells, None, looks)
     depths = sorted({cell.depth for cell in cells})
     gap = compared_cells(settings, depths, looks.part(1 - OF_COUNTS))
-    found = about_several(settings, depths, gap)
-    return named(grown(found, cells, gap, looks.part(OF_COUNTS)), looks)
+    of_counts = looks.part(OF_COUNTS)
+    found = about_several(settings, depths, gap, open_cells(cells, of_counts))
+    return named(grown(found, cells, gap, of_counts), looks)
 
 
 def named(found: Found, looks: Looks) -> Found:
@@ -78,8 +79,15 @@ def named(found: Found, looks: Looks) -> Found:
     return replace(found, sentence=f"{found.sentence.removesuffix('.')}; {text}.")
 
 
-def about_several(settings: dict[str, list[Best]], depths: Sequence[int], gap: Gap | None) -> Found:
+def about_several(
+    settings: dict[str, list[Best]],
+    depths: Sequence[int],
+    gap: Gap | None,
+    unsure: Sequence[Best] = (),
+) -> Found:
     """Return the statement on several settings, depths or both: who learns where, and the margin.
+
+    unsure: the cells of which a growing study has yet to know whether they learn.
 
     The margin is the difference of the two best settings at the greatest depth; of one setting,
     the difference of the greatest and the least depth.
@@ -89,7 +97,7 @@ def about_several(settings: dict[str, list[Best]], depths: Sequence[int], gap: G
     judged = {
         label: cells for label, cells in settings.items() if all(cell.is_judged for cell in cells)
     }
-    where = where_clauses(judged, one_depth) if judged else ""
+    where = where_clauses(judged, one_depth, unsure) if judged else ""
     if gap is None:
         text = where or f"the losses of these settings cannot be compared{divergences(every)}"
         found = Found("depths", "", bool(judged))
@@ -178,14 +186,22 @@ def nothing_more(gap: Gap) -> str:
     )
 
 
-def where_clauses(settings: dict[str, list[Best]], one_depth: bool) -> str:
-    """Return who learns where: settings that learn at the same depths share a clause."""
+def where_clauses(
+    settings: dict[str, list[Best]], one_depth: bool, unsure: Sequence[Best] = ()
+) -> str:
+    """Return who learns where: settings that learn at the same depths share a clause.
+
+    unsure: cells whose seeds are counted, because more may end otherwise.
+    """
     rates = any(cell.is_chosen for cells in settings.values() for cell in cells)
     if one_depth:
         return one_depth_clauses([cells[0] for cells in settings.values()], rates)
-    patterns: dict[tuple[tuple[int, int, int], ...], list[str]] = {}
+    patterns: dict[tuple[tuple[int, int, int, bool], ...], list[str]] = {}
     for label, cells in settings.items():
-        pattern = tuple((cell.depth, cell.learnt, cell.seeds) for cell in cells)
+        pattern = tuple(
+            (one.depth, one.learnt, one.seeds, any(one is other for other in unsure))
+            for one in cells
+        )
         patterns.setdefault(pattern, []).append(label)
     every = [cell for cells in settings.values() for cell in cells]
     depths = sorted({cell.depth for cell in every})
@@ -221,24 +237,28 @@ def one_depth_clauses(cells: Sequence[Best], rates: bool) -> str:
 
 
 def pattern_clause(
-    names: Sequence[str], pattern: Sequence[tuple[int, int, int]], depths: Sequence[int]
+    names: Sequence[str], pattern: Sequence[tuple[int, int, int, bool]], depths: Sequence[int]
 ) -> str:
     """Return where these settings learn.
 
-    pattern: depth, seeds that learn, and all seeds.
+    pattern: depth, seeds that learn, all seeds, and whether the seeds are counted even if all end
+        alike.
     depths: those of all settings.
     """
     verb = "learns" if len(names) == 1 else "learn"
-    whole = [depth for depth, learnt, seeds in pattern if learnt == seeds]
-    none = [depth for depth, learnt, seeds in pattern if not learnt]
-    some = [(depth, learnt, seeds) for depth, learnt, seeds in pattern if 0 < learnt < seeds]
+    whole = [depth for depth, learnt, seeds, unsure in pattern if learnt == seeds and not unsure]
+    none = [depth for depth, learnt, seeds, unsure in pattern if not learnt and not unsure]
+    some = [one[:3] for one in pattern if one[0] not in whole + none]
     who = some_names(names)
     if len(whole) == len(depths):
         return f"{who} {verb} at every depth"
     if len(none) == len(depths):
         return f"{who} {'has' if len(names) == 1 else 'have'} learned at no depth"
     parts = [f"at {depths_text(whole)}"] if whole else []
-    parts += [f"in {learnt} of {seeds} seeds at N = {depth}" for depth, learnt, seeds in some]
+    parts += [
+        f"in {learnt} of {counted('{} seeds', seeds)} at N = {depth}"
+        for depth, learnt, seeds in some
+    ]
     if none and not parts:
         return f"{who} {'does' if len(names) == 1 else 'do'} not learn at {depths_text(none)}"
     parts += [f"not at {depths_text(none)}"] if none else []

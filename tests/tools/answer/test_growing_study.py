@@ -161,6 +161,19 @@ def test_a_limit_of_runs_leaves_the_question_open() -> None:
     assert not end.found.decided and end.runs <= 12 < end.runs + len(end.next)
 
 
+def test_a_setting_with_too_few_seeds_is_counted_and_not_said_to_learn() -> None:
+    one_seed = measured(learning_to(20), settings="A", depths=(6, 48), seeds=1)
+    end = grow(one_seed, growing(), most=2)
+    assert end.found.sentence.startswith(
+        "A learns in 1 of 1 seed at N = 6 and in 0 of 1 seed at N = 48 "
+        "(N = 6 and 48, 1 seed each); it is undecided whether "
+    )
+    assert end.found.details[:2] == [
+        "It is open whether A learns at N = 6 (1 of 1 seed).",
+        "It is open whether A learns at N = 48 (0 of 1 seed).",
+    ]
+
+
 def test_seeds_are_paired_over_settings() -> None:
     measure = measured(settings_apart(0.5), seeds=1)
     end = grow(measure, growing(), most=20)
