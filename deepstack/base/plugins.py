@@ -42,7 +42,7 @@ def load_plugins(paths: Iterable[str | Path]) -> None:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise PluginError(f"--plugin {unreadable(path, error)}") from error
+            raise PluginError(f"--plugin {unreadable(path, error, 'docs/plugins.md')}") from error
         run_plugin(path, content)
 
 
@@ -69,12 +69,15 @@ def run_plugin(path: Path, content: bytes, *, is_copy: bool = False) -> None:
     LOADED[path.name] = Plugin(path.absolute(), digest, content)
 
 
-def unreadable(path: Path, error: OSError) -> str:
-    """Return the message on a Python file that cannot be read, with the file that was meant."""
+def unreadable(path: Path, error: OSError, page: str) -> str:
+    """Return the message on a Python file that cannot be read, with the file that was meant.
+
+    page: the one on such files, such as docs/plugins.md.
+    """
     found = "found a folder" if path.is_dir() else error.strerror
     near = nearest(path.name, [one.name for one in path.parent.glob("*.py")])
     hint = f"; did you mean {str(path.with_name(near))!r}?" if near else ""
-    return f"{path}: {found}; allowed a Python file{hint}"
+    return f"{path}: {found}; allowed a Python file{hint} ({page})"
 
 
 @contextmanager

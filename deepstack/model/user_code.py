@@ -24,15 +24,17 @@ class EndOfPython(SystemExit):
     """Raised where a user's code would end the process without an exception."""
 
 
-def run_file(path: Path) -> ModuleType:
+def run_file(path: Path, page: str) -> ModuleType:
     """Run a Python file and return its module; it may import files beside it.
+
+    page: the one on such files, such as docs/conform.md.
 
     Raises ConfigError with the line if the file cannot be run, or ends Python.
     """
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ConfigError(unreadable(path, error)) from error
+        raise ConfigError(unreadable(path, error, page)) from error
     module = ModuleType(f"deepstack_file_{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module

@@ -188,7 +188,7 @@ def loss_vs_lr(runs: Runs, *, options: Options) -> Chart:
     curves = {cell: rows[rows["mark"] != "diverged"] for cell, rows in curves.items()}
     shown = [s for s in drawing.series if any(len(curves[s, n]) for n in s.depths)]
     require(shown, "every run diverged, or has no finite validation loss")
-    rates = {(one.label, one.depth): one.value for one in runs.bests()}
+    rates = {(one.label, one.depth): one.value for one in runs.bests() if one.is_chosen}
     groups = drawing.groups("series", series=shown)
     colours = shades(sorted({n for s in shown for n in s.depths}, reverse=True))
     for depth, colour in sorted(colours.items()):

@@ -271,12 +271,12 @@ def find_runs(path: str | os.PathLike[str]) -> list[Run]:
 
 
 def existing_run(path: str | os.PathLike[str]) -> RunFolder:
-    """Return the folder of a run.  Raises ConfigError if it is none."""
+    """Return the folder of a run.  Raises ConfigError if it is not one."""
     folder = RunFolder(path)
     if not folder.exists():
-        raise ConfigError(
-            f"{path} is not a run: expected a folder with a config.yaml, as in results/"
-        )
+        inside = (str(one) for one in folders_below(Path(path)) if RunFolder(one).was_run())
+        where = f"such as {first}" if (first := min(inside, default="")) else "as in results/"
+        raise ConfigError(f"{path} is not a run: expected a folder with a config.yaml, {where}")
     return folder
 
 

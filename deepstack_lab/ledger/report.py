@@ -77,7 +77,8 @@ def interval(part: Part) -> str:
 
 def rows(results: Sequence[Measured]) -> list[dict[str, str]]:
     """Return a row for each entry with its verdict, followed by one for each of its parts."""
-    names = ("id", "formula", "predicted", "measured", "interval", "seeds", "cost", "verdict")
+    columns = ("predicted", "measured", "99.73 % interval", "seeds")
+    names = ("id", "formula", *columns, "cost", "verdict")
     table: list[tuple[str, ...]] = []
     for one in results:
         verdict = f"{one.verdict} ({one.reason})" if one.reason else one.verdict

@@ -225,7 +225,7 @@ MISTAKES = [
     Mistake("rm results/nothing", "results/nothing", "no such folder", "", "deepstack ls", 7),
     Mistake(f"rm {RUN} --yess", "option", "--yess", "", "did you mean --yes?"),
     Mistake("rerun results/study", "results/study", "is not a run",
-            "expected a folder with a config.yaml", "as in results/"),
+            "expected a folder with a config.yaml", "such as results/study/"),
     Mistake(f"export {RUN}", "--to", "missing", "a new folder", "x.safetensors"),
     Mistake(f"export {RUN} --logs wandbb", "--logs", "'wandbb'", "allowed: mlflow",
             "did you mean 'wandb'?"),
@@ -237,5 +237,7 @@ MISTAKES = [
             "did you mean 'decoder_96'?"),
     Mistake("report --serve --port http", "'--port'", "found 'http'", "from 0 to 65535", ""),
     Mistake("conform plgu.py --scheme deepnorm", "plgu.py", "No such file",
-            "allowed a Python file", "did you mean 'plug.py'?"),
+            "allowed a Python file", "did you mean 'plug.py'? (docs/conform.md)"),
+    Mistake("coordinates other.py", "other.py", "No such file",
+            "allowed a Python file (docs/coordinates.md)", ""),
 ]  # fmt: skip

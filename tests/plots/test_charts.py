@@ -135,6 +135,13 @@ def test_the_best_learning_rate_is_one_at_which_every_seed_finished(tmp_path: Pa
     assert "nothing finished of Post-LN" in caption(chart)
 
 
+def test_one_rate_alone_is_not_marked_as_the_best_of_those_tried(tmp_path: Path) -> None:
+    make_runs(tmp_path, lr=(1e-3, 1e-2), depth=6)
+    make_run(tmp_path, lr=1e-3, depth=12)
+    best = rows(make_chart("loss_vs_lr", tmp_path), kind="best")
+    assert best["series"].tolist() == ["N = 6"]
+
+
 OWNERS = {
     "attribution_vs_depth": "attribution", "attribution_vs_step": "attribution",
     "best_lr_vs_depth": "transfer", "bound_vs_depth": "bound", "bound_vs_measured": "bound",

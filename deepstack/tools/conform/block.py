@@ -254,7 +254,7 @@ def load_block(source: Any, parameters: Mapping[str, Patterns] | None = None) ->
     Raises ConfigError if it cannot be loaded.
     """
     if isinstance(source, str | Path):
-        source = run_file(Path(source))
+        source = run_file(Path(source), "docs/conform.md")
     name = str(getattr(source, "__file__", None) or getattr(source, "__name__", source))
     if callable(source) and not isinstance(source, ModuleType):
         first = next(iter(inspect.signature(source).parameters), "")

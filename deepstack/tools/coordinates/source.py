@@ -108,7 +108,7 @@ def load_source(source: Any, **functions: Any) -> Source:
     """
     file = ""
     if isinstance(source, str | Path):
-        source = run_file(Path(source))
+        source = run_file(Path(source), "docs/coordinates.md")
     given = {name: function for name, function in functions.items() if function is not None}
     if isinstance(source, ModuleType):
         file = str(getattr(source, "__file__", ""))
