@@ -67,8 +67,11 @@ def grad_norm_by_layer(runs: Runs, *, options: Options) -> Chart:
     drawing = Drawing(runs_with(runs, "grad_norm"), options)
     lost = 0
     picked = pick(drawing, "grad_norm")
-    every = sorted({int(s) for taken_at, _ in picked.values() for s in taken_at})
-    steps = evenly_spaced(every, MOST_STEPS)
+    is_known: dict[int, bool] = {}  # step -> whether a layer has a gradient
+    for taken_at, records in picked.values():
+        for step, values in zip(map(int, taken_at), records, strict=True):
+            is_known[step] = is_known.get(step, False) or bool(np.isfinite(values).any())
+    steps = evenly_spaced(sorted(step for step in is_known if is_known[step]), MOST_STEPS)
     colours = shades(steps[::-1])
     for panel, (taken_at, records) in drawing.arrange(picked.values(), list(picked)):
         depth = records.shape[1]
@@ -87,6 +90,8 @@ def grad_norm_by_layer(runs: Runs, *, options: Options) -> Chart:
     for step in steps:
         drawing.entry(f"step {step}", color=colours[step])
     drawing.note(f"left out: {counted('{} values', lost)} not finite", when=lost)
+    without = ", ".join(str(step) for step in sorted(is_known) if not is_known[step])
+    drawing.note(f"no gradient is known at step {without}", when=without)
     return drawing.finish("Gradient norm by layer")
 
 

@@ -291,3 +291,12 @@ def test_a_loss_that_explodes_leaves_the_view_with_a_mark(tmp_path: Path) -> Non
     assert "1 curve leaves the view" in caption(chart) and "leaves the view" in words(chart)
     assert chart.data["y"].max() == 99.0  # the table has it
     assert make_chart("loss_vs_step", tmp_path, y_scale="log").figure.axes[0].get_ylim()[1] > 99
+
+
+def test_a_step_without_gradients_is_not_in_the_legend(tmp_path: Path) -> None:
+    nan = math.nan
+    make_run(tmp_path, depth=3, layers=np.array([[nan, nan, nan], [1.0, nan, 4.0]]))
+    chart = make_chart("grad_norm_by_layer", tmp_path)
+    assert set(chart.data["series"]) == {"step 2"} and "step 1" not in words(chart)
+    assert "no gradient is known at step 1" in caption(chart)
+    assert "left out: 1 value not finite" in caption(chart)
