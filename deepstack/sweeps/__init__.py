@@ -16,10 +16,10 @@ from deepstack.sweeps.plan import expand as expand
 from deepstack.sweeps.plan import is_wanted as is_wanted
 from deepstack.sweeps.plan import plan as plan
 from deepstack.sweeps.plan import retry_states as retry_states
-from deepstack.sweeps.plan import seconds_per_run as seconds_per_run
 from deepstack.sweeps.plan import train_arguments as train_arguments
 from deepstack.sweeps.pool import CellProgress as CellProgress
 from deepstack.sweeps.pool import Launcher as Launcher
 from deepstack.sweeps.pool import Pool as Pool
 from deepstack.sweeps.run import MEASURE_ONLY as MEASURE_ONLY
 from deepstack.sweeps.run import sweep as sweep
+from deepstack.sweeps.timing import seconds_per_run as seconds_per_run

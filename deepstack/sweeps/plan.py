@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -19,8 +16,6 @@ from deepstack import config as conf
 from deepstack.base import plugins
 from deepstack.base.errors import ConfigError, PluginError, ResourceError
 from deepstack.base.registry import unknown
-from deepstack.config.estimate import FEW_STEPS
-from deepstack.fast import fast_paths_of
 from deepstack.model import (
     build_model,
     extra_memory,
@@ -32,13 +27,10 @@ from deepstack.records import ENDED, Run, RunFolder
 from deepstack.tasks import Task, task_of
 from deepstack.training import (
     RunPlan,
-    choose_device,
     choose_folder,
     choose_threads,
-    device_is_here,
     refuse_missing_plugins,
     run_name,
-    timed_steps,
 )
 
 RUN_AGAIN = ("failed", "out_of_memory")
@@ -46,27 +38,6 @@ RUN_AGAIN = ("failed", "out_of_memory")
 MARGIN = 1.5
 # The host memory of CUDA, its libraries and torch beside the tensors on the GPU.
 GPU_HOST_BYTES = 4 * 2**30
-# Depths of the stacks whose steps are timed.
-DEPTHS = (2, 10)
-# Timed steps, and steps before them if a step is compiled, captured or recorded.
-STEPS, UNSETTLED = 4, 5
-# After this time no further shapes are timed, so that the plan appears soon.
-PATIENCE_SECONDS = 60.0
-# Settings that do not change the time of a step; the seed is not in these sections.
-IRRELEVANT = {
-    "steps": 1, "lr": 1.0, "betas": (0.0, 0.0), "eps": 1.0, "schedule": "constant", "max_loss": 1.0,
-    "warmup_steps": 0, "decay_period": None, "schedule_options": {}, "final_lr_factor": 0.0,
-    "lr_factors": {}, "lr_exponents": {},
-    "eval_every": 0, "eval_batches": 1,
-}  # fmt: skip
-# Settings of the model that change no time, and exclude some depths.
-OF_OTHER_DEPTHS = {
-    "prelude_layers": 0,
-    "coda_layers": 0,
-    "unique_layers": None,
-    "start": None,
-    "grow": None,
-}
 
 
 @dataclass(frozen=True)
@@ -334,55 +305,3 @@ def train_arguments(study: str, out: str | Path) -> list[str]:
     """Return the arguments after the configuration of `deepstack train` for a run of a study."""
     loaded = [word for one in plugins.LOADED.values() for word in ("--plugin", str(one.path))]
     return ["--quiet", "--out", str(out), "--study", study, *loaded]
-
-
-def seconds_per_run(
-    cells: Sequence[Cell], *, patience: float = PATIENCE_SECONDS
-) -> list[float | None]:
-    """Return the estimated seconds of every cell: steps times (a + b * depth), without start-up.
-
-    a and b come from timing two depths once for every distinct shape of the cells.  None for a
-    cell whose device is not here, and for shapes not timed within `patience` seconds.
-    """
-    known: dict[str, tuple[float, float]] = {}
-    seconds: list[float | None] = []
-    deadline = time.monotonic() + patience
-    for cell in cells:
-        config, shape = cell.config, shape_of(cell.config)
-        can_be_timed = device_is_here(config.runtime) and time.monotonic() <= deadline
-        if shape not in known and can_be_timed:
-            shallow, deep = (step_seconds(config, depth) for depth in DEPTHS)
-            slope = max(deep - shallow, 0.0) / (DEPTHS[1] - DEPTHS[0])
-            known[shape] = (max(shallow - slope * DEPTHS[0], 0.0), slope)
-        start, slope = known.get(shape, (None, 0.0))
-        step = None if start is None else start + slope * config.model.depth
-        seconds.append(None if step is None else config.train.steps * step)
-    return seconds
-
-
-def shape_of(config: conf.Config) -> str:
-    """Return a key for all settings that change the time of a step, except the depth."""
-    model = config.model.model_copy(update={"depth": 1, **OF_OTHER_DEPTHS})
-    train = config.train.model_copy(update=IRRELEVANT)
-    is_long = config.train.steps >= FEW_STEPS  # 'auto' replays the steps of long runs alone
-    return repr((model, config.task, train, config.log, config.runtime, is_long))
-
-
-def step_seconds(config: conf.Config, depth: int) -> float:
-    """Return the median seconds of a training step with its probe at another depth.
-
-    The first steps do not count if they compile, capture or record the later ones.
-    """
-    device = choose_device(config.runtime)
-    paths = fast_paths_of(config, device)
-    few = min(max(config.train.steps, 1), FEW_STEPS)  # enough for the same fast paths as the run
-    changes: dict[str, Any] = {f"model.{key}": value for key, value in OF_OTHER_DEPTHS.items()}
-    # other runs have the other cores
-    changes["runtime.threads"] = choose_threads(config, on_gpu=device.type == "cuda")
-    if paths.compiled:  # whose rule reads depth and steps
-        changes["runtime.compile"] = True
-    shallow = conf.with_overrides(config, changes | {"model.depth": depth, "train.steps": few})
-    first = UNSETTLED if paths.compiled or paths.captured or paths.replayed else 0
-    with closing(timed_steps(shallow)) as steps:
-        times = list(islice(steps, first + STEPS))
-    return median(times[first:] or times)

@@ -27,7 +27,16 @@ from deepstack.config import Config, parse_config, parse_study, to_yaml, with_ov
 from deepstack.model import build_model
 from deepstack.records import RunFolder, find_runs
 from deepstack.schemes import SCHEMES, Scheme
-from deepstack.sweeps import Cell, CellProgress, Local, expand, is_wanted, plan, seconds_per_run
+from deepstack.sweeps import (
+    Cell,
+    CellProgress,
+    Local,
+    expand,
+    is_wanted,
+    plan,
+    seconds_per_run,
+    timing,
+)
 from deepstack.sweeps.plan import CellCache
 from deepstack.training import run_name
 
@@ -266,7 +275,7 @@ def test_a_plan_builds_and_times_each_shape_once(
         "step_seconds": Mock(side_effect=lambda config, depth: 1.0 * depth),
     }
     for name, function in counted.items():
-        monkeypatch.setattr(PLAN, name, function)
+        monkeypatch.setattr(timing if name == "step_seconds" else PLAN, name, function)
     seeds, rates = list(range(20)), [i * 1e-4 for i in range(1, 11)]
     grid = {"model.scheme": ["post_ln", "deepnorm"], "seed": seeds, "train.lr": rates}
     base = with_overrides(parse_study(STUDY).base, {"task.mask_split": [1, 0, 0]})
@@ -281,7 +290,7 @@ def test_long_runs_which_may_replay_are_timed_apart_from_short_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        PLAN, "step_seconds", lambda config, depth: 1.0 if config.train.steps < 50 else 0.5
+        timing, "step_seconds", lambda config, depth: 1.0 if config.train.steps < 50 else 0.5
     )
     cells = plan(parse_study(STUDY).base, {"train.steps": [49, 50, 100]}, study="s", out=tmp_path)
     assert seconds_per_run(cells) == [49.0, 25.0, 50.0]
@@ -300,9 +309,9 @@ def test_timed_steps_equal_the_runs(
         asked.append(config)
         yield from map(float, range(config.train.steps))
 
-    monkeypatch.setattr(PLAN, "timed_steps", timed)
+    monkeypatch.setattr(timing, "timed_steps", timed)
     settings = {"train.steps": steps, "runtime.replay": replay, "runtime.device": "cpu"}
-    assert PLAN.step_seconds(with_overrides(Config(), settings), 3) == expected
+    assert timing.step_seconds(with_overrides(Config(), settings), 3) == expected
     (given,) = asked
     assert given.model.depth == 3 and given.train.steps <= 50
 

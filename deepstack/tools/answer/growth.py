@@ -35,9 +35,8 @@ def grown(found: Found, cells: Sequence[Best], gap: Gap | None, looks: Looks) ->
     """
     if not looks.repeated:
         return found
-    compared = [cell for cell in cells if len(cells) == 1 or (gap and is_compared(cell, gap))]
     rates = rates_in_all(cells, looks)
-    edges = [more for cell in compared if (more := beyond_edge(cell))]
+    edges = beyond_edges(cells, gap)
     unknown = open_cells(cells, looks)
     seeds = more_seeds(unknown, gap, rates, looks)
     details = [open_sentence(cell) for cell in unknown]
@@ -145,6 +144,12 @@ def missing(cell: Best, cells: int, looks: Looks) -> int:
     if not cell.is_judged:
         return 0
     return max(looks.lead(cells) - abs(2 * cell.learnt - cell.seeds), 0)
+
+
+def beyond_edges(cells: Sequence[Best], gap: Gap | None) -> list[More]:
+    """Return the runs at rates beyond the best ones of the compared cells, or of a single cell."""
+    compared = [cell for cell in cells if len(cells) == 1 or (gap and is_compared(cell, gap))]
+    return [more for cell in compared if (more := beyond_edge(cell))]
 
 
 def beyond_edge(cell: Best) -> More | None:

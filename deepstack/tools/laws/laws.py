@@ -5,7 +5,7 @@ x is the depth, the width or the training FLOPs.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -259,11 +259,7 @@ def laws_by_setting(
             continue
         if laws[-1][2].E.value == 0:
             notes.append(f"{label}: E is at its limit 0: these losses determine no floor")
-        if not shared:
-            notes.append(f"{label}: no seed is at every point; the means are of other seeds each")
-        elif shared != every:
-            lacking = joined(list(map(str, sorted(every - shared))))
-            notes.append(f"{label}: some point lacks seed {lacking}; the law is of the other seeds")
+        notes += seeds_notes(label, shared, every)
     size, sign = (WIDTH, "d_model") if law == "width" else (DEPTH, "N")
     left = Counter(run.get(size) for run in runs if run.state in ENDED and has_diverged(run))
     notes += [
@@ -273,6 +269,19 @@ def laws_by_setting(
     if any(law.seeds < LEAST_SEEDS for _, _, law in laws):
         notes.append(NO_INTERVAL)
     return laws, notes
+
+
+def seeds_notes(label: str, shared: Set[int], every: Set[int]) -> list[str]:
+    """Return a sentence if some seeds are not at every point of a setting.
+
+    shared: the seeds that are.
+    """
+    if shared == every:
+        return []
+    if not shared:
+        return [f"{label}: no seed is at every point; the means are of other seeds each"]
+    lacking = joined(list(map(str, sorted(every - shared))))
+    return [f"{label}: some point lacks seed {lacking}; the law is of the other seeds"]
 
 
 def points_by_setting(runs: Sequence[Run], law: str) -> list[tuple[str, Points]]:

@@ -20,6 +20,7 @@ from deepstack.records import ENDED, Run, RunFolder
 from deepstack.runs import study_digest
 from deepstack.sweeps import Cell, Job, Requirements
 from deepstack.tools.own_trainer.command import RUN, Command
+from deepstack.tools.own_trainer.command_file import CommandFile
 from deepstack.tools.own_trainer.metric import read_metric
 from deepstack.tools.own_trainer.processes import SUPERVISE
 from deepstack.tools.own_trainer.record import (
@@ -32,7 +33,6 @@ from deepstack.tools.own_trainer.record import (
     environment_of,
     scripts_of,
 )
-from deepstack.tools.own_trainer.study_file import CommandFile
 from deepstack.training import git_state, utc_now
 
 SHORT = {DEPTH: "d", SEED: "s"}

@@ -12,6 +12,7 @@ from pathlib import Path
 from deepstack.base import ConfigError, ResourceError, counted, quote, shorten
 from deepstack.records import ENDED, RunFolder, visible_folders
 from deepstack.sweeps import CellProgress
+from deepstack.tools.own_trainer.command_file import CommandFile
 from deepstack.tools.own_trainer.metric import (
     ENDINGS,
     LONGEST_SHOWN,
@@ -21,7 +22,6 @@ from deepstack.tools.own_trainer.metric import (
     lines_of,
 )
 from deepstack.tools.own_trainer.record import FILES, OUTPUT
-from deepstack.tools.own_trainer.study_file import CommandFile
 
 LINES_SHOWN, LINES_READ = 5, 200
 # words and signs before a number: 'step 10: val loss '

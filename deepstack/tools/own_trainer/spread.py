@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from deepstack.base import DeepstackError, counted
 from deepstack.runs import LEAST_SEEDS, seeds_change_nothing
-from deepstack.tools.own_trainer.study_file import BASELINE, CANDIDATE
+from deepstack.tools.own_trainer.command_file import BASELINE, CANDIDATE
 
 if TYPE_CHECKING:
     from deepstack.runs import Result

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -26,81 +23,18 @@ from deepstack.config import (
     to_node,
 )
 from deepstack.tools.own_trainer.command import RUN, Command, names_of, script_of, split_command
+from deepstack.tools.own_trainer.command_file import BASELINE, CANDIDATE, ONE, CommandFile
 from deepstack.tools.own_trainer.live import parse_trackers
 from deepstack.tools.own_trainer.metric import (
     ENDINGS,
     Metric,
     MetricFile,
     Pattern,
-    as_json,
     parse_pattern,
 )
 from deepstack.tools.own_trainer.names import fitted, key_or_none, setting_of, wrong_value
 
-ONE, BASELINE, CANDIDATE = "command", "baseline", "candidate"
 KEYS = (ONE, BASELINE, CANDIDATE, *"metric loss environment log resume name sweep".split())
-
-
-@dataclass(frozen=True)
-class CommandFile:
-    """A study of commands.
-
-    path: of the file.
-    commands: each by the name of its setting: one, or baseline and candidate.
-    metric: of the validation loss; less is better.
-    loss: pattern of the training loss with its step, or None.
-    environment: variables that are added for the commands.
-    resume: whether {run} keeps its files for the next start of a run that has not ended.
-    keys: name in braces -> the setting in config.yaml.
-    study: the grid, by settings.
-    trackers: those that get the values while a command runs.
-    """
-
-    path: Path
-    commands: Mapping[str, Command]
-    metric: Metric
-    study: conf.Study
-    keys: Mapping[str, Key]
-    loss: Pattern | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    resume: bool = False
-    trackers: Sequence[str] = ()
-
-    @property
-    def is_comparison(self) -> bool:
-        """Whether it compares a candidate with a baseline."""
-        return CANDIDATE in self.commands
-
-    @property
-    def grid_keys(self) -> list[str]:
-        """The settings that its lists give, also on the command line."""
-        return [*self.study.grid, *(key for group in self.study.zips for key in group)]
-
-    @property
-    def seedless(self) -> str:
-        """The name of a command that does not take the seed, or ''."""
-        seeds = [name for name, key in self.keys.items() if key == SEED]
-        without = (name for name, one in self.commands.items() if not set(seeds) & set(one.names))
-        return next(without, "")
-
-    def command_of(self, values: Mapping[str, Any]) -> tuple[str, Command]:
-        """Return name and command of the cell with these values."""
-        if self.is_comparison:
-            name = str(values[SCHEME])
-            return name, self.commands[name]
-        ((name, command),) = self.commands.items()
-        return str(values.get(SCHEME, name)), command
-
-    def digest(self, values: Mapping[str, Any]) -> str:
-        """Return six hex digits of all that makes the run with these values."""
-        _, command = self.command_of(values)
-        known: dict[str, Any] = {"command": command.words, "values": dict(values)}
-        known |= {"environment": dict(self.environment)} if self.environment else {}
-        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:6]
-
-    def metrics(self) -> dict[str, Any]:
-        """Return metric and loss as meta.json has them."""
-        return {"metric": as_json(self.metric), "loss": as_json(self.loss)}
 
 
 def load_commands(path: Path, settings: Sequence[str] = ()) -> CommandFile:
@@ -319,22 +253,8 @@ class _Reader:
     ) -> dict[str, Key]:
         """Return the setting of each name; add a problem for a name that no command or list has."""
         lists = {name: node for group in groups for name, node in group.items()}
+        self.check_names(lists, commands)
         keys: dict[str, Key] = {}
-        for label, command in commands.items():
-            where = f" of {label}" if len(commands) > 1 else ""
-            for name, node in lists.items():
-                if name not in command.names:
-                    others = [one for one in command.names if one != RUN and one not in lists]
-                    hint = unknown("name", name, others or command.names)
-                    text = f"the command{where} has no {{{name}}}: {hint}"
-                    self.add(node, f"sweep.{name}", text, at_key=True)
-            for name in command.names:
-                if name not in lists and name not in (RUN, self.seed_of(command)):
-                    idle = [one for one in lists if one not in command.names]
-                    text = (
-                        f"{{{name}}} has no list in sweep: {unknown('name', name, idle or lists)}"
-                    )
-                    self.add(self.nodes[label], label, text)
         for name in names_of(commands.values()):
             if name == RUN:
                 continue
@@ -355,6 +275,24 @@ class _Reader:
                 if wrong := wrong_value(key, value.value):
                     self.add(value, f"sweep.{name}", f"found {value.shown}; allowed {wrong}")
         return keys
+
+    def check_names(self, lists: Mapping[str, Node], commands: Mapping[str, Command]) -> None:
+        """Add a problem for a list that a command lacks, and for a name without a list."""
+        for label, command in commands.items():
+            where = f" of {label}" if len(commands) > 1 else ""
+            for name, node in lists.items():
+                if name not in command.names:
+                    others = [one for one in command.names if one != RUN and one not in lists]
+                    hint = unknown("name", name, others or command.names)
+                    text = f"the command{where} has no {{{name}}}: {hint}"
+                    self.add(node, f"sweep.{name}", text, at_key=True)
+            for name in command.names:
+                if name not in lists and name not in (RUN, self.seed_of(command)):
+                    idle = [one for one in lists if one not in command.names]
+                    text = (
+                        f"{{{name}}} has no list in sweep: {unknown('name', name, idle or lists)}"
+                    )
+                    self.add(self.nodes[label], label, text)
 
     @staticmethod
     def seed_of(command: Command) -> str | None:

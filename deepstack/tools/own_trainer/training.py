@@ -33,10 +33,10 @@ from deepstack.tools.own_trainer.cells import (
     plan_rows,
     read_again,
 )
+from deepstack.tools.own_trainer.command_file import CommandFile
 from deepstack.tools.own_trainer.launcher import CommandLauncher
 from deepstack.tools.own_trainer.no_value import MetricWatch
 from deepstack.tools.own_trainer.spread import NoSpreadError, no_spread
-from deepstack.tools.own_trainer.study_file import CommandFile
 
 ALL = "mean ± deviation"  # the column of losses where no name of the command is the depth
 

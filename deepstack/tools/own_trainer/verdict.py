@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deepstack.runs import bests_of, count_diverged, joined, margin_of
+from deepstack.tools.own_trainer.command_file import BASELINE, CANDIDATE
 from deepstack.tools.own_trainer.spread import UNDECIDED as UNDECIDED
-from deepstack.tools.own_trainer.study_file import BASELINE, CANDIDATE
 
 if TYPE_CHECKING:
     from deepstack.records import RunFolder

@@ -8,7 +8,8 @@ from helpers.extensions import needs
 
 from deepstack.base.errors import ConfigError
 from deepstack.tools.own_trainer.command import split_command
-from deepstack.tools.own_trainer.study_file import CommandFile, load_commands
+from deepstack.tools.own_trainer.command_file import CommandFile
+from deepstack.tools.own_trainer.study_file import load_commands
 
 COMMAND = "command: python train.py --n-layer {depth} --lr {lr} --seed {seed}\n"
 METRIC = "metric: 'val loss ([0-9.]+)'\n"
