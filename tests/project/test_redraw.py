@@ -13,7 +13,7 @@ from helpers import ROOT
 from helpers.extensions import needs
 
 EXPERIMENTS = ROOT / "experiments"
-pytestmark = needs("coordinates", "transfer")  # whose names redraw.py uses
+pytestmark = needs("attribution", "coordinates", "transfer")  # whose names redraw.py uses
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +74,13 @@ def test_a_changed_value_or_row_is_a_difference(redraw: Any, tmp_path: Path) -> 
     for number, table in enumerate((changed, rows.drop(index=1), rows.iloc[::-1])):
         table.to_csv(path := tmp_path / f"{number}.csv", index=False)
         assert redraw.differs(chart, path) == (number < 2)
+
+
+def test_every_figure_of_an_experiment_is_listed() -> None:
+    listed = {*figures("csv"), *figures("runs"), *figures("script")}
+    drawn = {path.relative_to(EXPERIMENTS).with_suffix("").as_posix()
+             for path in EXPERIMENTS.glob("*/figures*/*.png")}  # fmt: skip
+    assert drawn == listed
 
 
 def test_each_listed_figure_and_its_text_are_tracked() -> None:
