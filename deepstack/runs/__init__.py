@@ -123,12 +123,11 @@ from deepstack.runs.update_growth import growths_of as growths_of
 from deepstack.runs.update_growth import steps_of as steps_of
 from deepstack.runs.validation import of_one_validation as of_one_validation
 from deepstack.runs.validation import validation_notes as validation_notes
-from deepstack.runs.words import UNCOUNTED as UNCOUNTED
 from deepstack.runs.words import as_sentence as as_sentence
+from deepstack.runs.words import digits_of as digits_of
 from deepstack.runs.words import growth_sentence as growth_sentence
-from deepstack.runs.words import has_looks as has_looks
 from deepstack.runs.words import joined as joined
+from deepstack.runs.words import lead_sentence as lead_sentence
 from deepstack.runs.words import margin_clause as margin_clause
 from deepstack.runs.words import nats as nats
 from deepstack.runs.words import rate_sentence as rate_sentence
-from deepstack.runs.words import uncounted_text as uncounted_text

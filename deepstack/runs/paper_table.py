@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from deepstack.base.text import short_text
+from deepstack.base.text import short_text, signed_text
 from deepstack.runs.outcomes import outcome_words
 
 LOSS_COLUMN, INTERVAL_COLUMN, GAP = "validation loss", "95 % interval", "difference"
@@ -95,11 +95,11 @@ def is_known(value: float | None) -> bool:
     return value is not None and value == value
 
 
-def nats_cell(value: float | None) -> str:
-    """Return a number of nats with three decimals, or a dash."""
-    return "–" if value is None or value != value else f"{value:.3f}".replace("-", "−")
+def nats_cell(value: float | None, digits: int = 3) -> str:
+    """Return a number of nats with so many decimals, or a dash."""
+    return "–" if value is None or value != value else signed_text(value, digits)
 
 
-def interval_cell(low: float | None, high: float | None) -> str:
-    """Return the two ends of an interval, or a dash."""
-    return f"{nats_cell(low)} to {nats_cell(high)}" if is_known(low) else "–"
+def interval_cell(low: float | None, high: float | None, digits: int = 3) -> str:
+    """Return the two ends of an interval with so many decimals, or a dash."""
+    return f"{nats_cell(low, digits)} to {nats_cell(high, digits)}" if is_known(low) else "–"

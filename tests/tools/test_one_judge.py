@@ -174,14 +174,8 @@ def statements(runs: Runs, folder: Path, lead: Lead) -> Iterator[tuple[str, str,
     if found.kind != "rates":
         yield "answer", *read_clause(found.sentence)
     sentences = finding_of(runs, (), None)["sentences"]
-    sentence = next(
-        s for s in sentences if re.search("lowest (validation )?loss|best over shared seeds", s)
-    )
-    words = re.search(r"N = \d+, ([\w-]+).* nats: (\S+) below ([\w-]+)(.*)", sentence)
-    if words:  # else no run of the leader learns
-        ends = re.search(r"interval (\S+) to ([^\s,]+)", words[4])
-        number = numbers_of(" ".join([words[2], *(ends.groups() if ends else [])]))
-        yield "report", words[1], words[3], number
+    (sentence,) = (s for s in sentences if re.search("is better than|undecided which of", s))
+    yield "report", *read_clause(sentence)
     keys = ["train.lr"] if "train.lr" in runs.varying else []
     (against,) = (name for name, label in SCHEMES.items() if label == lead.leader)
     said: list[str] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from deepstack.base import counted
@@ -13,19 +12,18 @@ from deepstack.runs import (
     LEAST_SEEDS,
     LR,
     NO_INTERVAL,
-    UNCOUNTED,
     Best,
     Fit,
     Mean,
     Runs,
-    as_sentence,
     bests_of,
     depth_of,
+    digits_of,
     finite_or_none,
     growth_sentence,
     growths_of,
     has_diverged,
-    has_looks,
+    lead_sentence,
     margin_of,
     mean_of,
     rate_sentence,
@@ -33,7 +31,6 @@ from deepstack.runs import (
     spike_sentences,
     steps_of,
     task_sentence,
-    uncounted_text,
 )
 
 if TYPE_CHECKING:
@@ -57,10 +54,8 @@ def finding_of(runs: Runs, best: Sequence[str], updates: pd.DataFrame | None) ->
     exponents = exponents_of(updates)
     diverged, failed = failed_runs(runs)
     sentences = list(filter(None, [rate_sentence(learning, MOST_NAMES)]))
-    if depths:
-        sentences.append(leader_sentence(depths[-1]))
-    else:
-        sentences += task_sentence(one.task for one in known.results.values())
+    lead = lead_sentence(runs.bests(best))
+    sentences += [lead] if lead else task_sentence(one.task for one in known.results.values())
     sentences += growth_sentences(runs, updates)
     if failed:
         sentences.append(f"No better than a predictor without context: {listed(failed)}.")
@@ -109,8 +104,6 @@ def best_of_depths(runs: Runs, best: Sequence[str] = ()) -> list[dict[str, Any]]
                 "depth": depth,
                 "leader": margin.leader.setting_text,
                 "loss": loss,
-                "lowest": all(loss <= mean_loss(one) for one in settings),
-                "learns": any(one.learnt or not one.is_judged for one in settings),
                 "below": finite_or_none(floor - loss),
                 "second": margin.rival.setting_text,
                 "margin": gap.value,
@@ -119,9 +112,7 @@ def best_of_depths(runs: Runs, best: Sequence[str] = ()) -> list[dict[str, Any]]
                 "pairs": gap.n,
                 "settings": margin.others + 1,
                 "verdict": verdict_of(gap),
-                "unit": margin.leader.unit,
-                "looks": has_looks(margin.leader.runs),
-                "uncounted": uncounted_text(margin),
+                "digits": max(digits_of(gap), 3),
             }
         )
     return rows
@@ -136,32 +127,6 @@ def verdict_of(gap: Mean) -> str:
     if gap.high < 0:
         return "not clear: the settings have other seeds"
     return "clear" if gap.low > 0 else "not clear: the interval includes 0"
-
-
-def mean_loss(one: Best) -> float:
-    """Return the mean loss of a setting; infinite if a seed has none."""
-    losses = one.losses
-    return math.inf if losses is None else fmean(losses.values())
-
-
-def leader_sentence(row: dict[str, Any]) -> str:
-    """Return the sentence on the best setting of the greatest depth."""
-    at = f"At N = {row['depth']}, " if row["depth"] else ""
-    if not row["learns"]:
-        text = f"no run learns from context; the lowest loss is {row['loss']:.3f}"
-        return as_sentence(f"{at}{text} ({row['leader']}).")
-    interval, unclear = row["verdict"], row["verdict"].endswith("includes 0")
-    if row["low"] is not None:
-        interval = f"95 % interval {row['low']:.3f} to {row['high']:.3f}, {row['pairs']} seeds"
-        interval = interval.replace("-", "−")
-        interval += f"; {UNCOUNTED}" if row["looks"] else ""
-    interval += row["uncounted"]
-    what = "has the lowest validation loss" if row["lowest"] else "is the best over shared seeds"
-    return (
-        f"{at}{row['leader']} {what}, "
-        f"{row['loss']:.3f}{row['unit']}: {row['margin']:.3f} below {row['second']} ({interval})"
-        + (". The interval includes 0, so no difference is shown." if unclear else ".")
-    )
 
 
 def exponents_of(updates: pd.DataFrame | None) -> list[dict[str, Any]]:

@@ -44,7 +44,9 @@ from deepstack.runs import (
     comparisons,
     find_studies,
     has_one_task,
+    interval_cell,
     list_folders,
+    nats_cell,
     outcome_words,
     refuse_unknown_diagnostic,
     shared_settings,
@@ -325,7 +327,8 @@ def render_page(**values: Any) -> str:
     environment.filters |= {
         "cell": cell_text,
         "counted": lambda value, form: counted(form, value),
-        "signless": lambda value: f"{value:.3f}".replace("-", "−"),
+        "nats": nats_cell,
+        "interval": interval_cell,
         "address_of": lambda path: quote(os.fsencode(path)),
         "sha256": lambda source: base64_text(hashlib.sha256(source.encode()).digest()),
     }

@@ -88,8 +88,8 @@ def margin_cells(row: Mapping[str, Any]) -> dict[str, str]:
         "best": str(row["leader"]),
         LOSS_COLUMN: nats_cell(row["loss"]),
         "next": str(row["second"]),
-        "margin": nats_cell(row["margin"]),
-        INTERVAL_COLUMN: interval_cell(row["low"], row["high"]),
+        "margin": nats_cell(row["margin"], row["digits"]),
+        INTERVAL_COLUMN: interval_cell(row["low"], row["high"], row["digits"]),
         "seeds": str(row["pairs"]),
         "verdict": str(row["verdict"]).partition(":")[0],
     }
