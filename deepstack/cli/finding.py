@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
+from deepstack.base.text import signed_text
 from deepstack.records import Run
 from deepstack.records.run import visible_folders
 from deepstack.runs.best import Best, bests_of, by_success
@@ -28,7 +29,7 @@ def run_finding(run: Run) -> str | None:
         return None
     values, guess = f"{loss:.2f} against {floor:.2f} nats", guess_of(run)
     if end.share is not None:
-        values += f"; {100 * end.share:.0f} % of what can be learnt".replace("-", "−")
+        values += f"; {signed_text(100 * end.share, 0)} % of what can be learnt"
     if end.outcome == "above":
         return f"{subject} ends {by(loss - floor, end)} above {guess} ({values})."
     if end.outcome == "trained":

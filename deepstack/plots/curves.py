@@ -75,12 +75,23 @@ def draw_group(
 
 
 def smoothed(rows: pd.DataFrame, width: int) -> pd.DataFrame:
-    """Return the curves with running means over `width` rows, centred, fewer at the ends."""
-    if width <= 1 or rows.empty:
+    """Return the curves with running means over `width` rows, centred, fewer at the ends.
+
+    width: 0 for a part of each curve (`part_of`).
+    """
+    if width == 1 or rows.empty:
         return rows
-    values = rows.groupby("curve")[["y", "low", "high"]]
-    means = values.rolling(width, center=True, min_periods=1).mean().droplevel(0)
-    return rows.assign(**{name: means[name] for name in ("y", "low", "high")})
+    names = ["y", "low", "high"]
+    means = pd.concat(
+        curve[names].rolling(width or part_of(curve), center=True, min_periods=1).mean()
+        for _, curve in rows.groupby("curve", sort=False)
+    )
+    return rows.assign(**{name: means[name] for name in names})
+
+
+def part_of(curve: pd.DataFrame) -> int:
+    """Return the number of rows over which a curve is averaged that would hide others."""
+    return max(1, len(curve) // SMOOTH_PARTS)
 
 
 def thinned(rows: pd.DataFrame, stride: int) -> pd.DataFrame:
@@ -134,11 +145,6 @@ def shows_all_rates(runs: Runs, options: Options) -> bool:
     )
 
 
-def smoothing(options: Options, last_step: int) -> int:
-    """Return over how many rows curves that would hide each other are averaged."""
-    return options.smooth if options.smooth > 1 else max(1, last_step // SMOOTH_PARTS)
-
-
 def draw_overlay(
     drawing: Drawing, panel: Panel, group: Group, overlay: Overlay, first_step: int
 ) -> None:
@@ -183,7 +189,9 @@ def draw_curves(
     steps = pd.concat(tables)["x"]
     require((steps >= first_step).any(), f"no run has a finite value of {column} after a step")
     most = max(len(drawing.series), *(group.curves for group in groups))
-    width = smoothing(options, int(steps.max())) if noisy and most > 1 else options.smooth
+    width = 0 if noisy and most > 1 and options.smooth <= 1 else options.smooth
+    curves = [curve for rows in tables for _, curve in rows.groupby("curve")]
+    widths = sorted({width or part_of(curve) for curve in curves})
     tables = [smoothed(rows[rows["x"] >= first_step], width) for rows in tables]
     stride = max(
         math.ceil(rows.groupby("curve").size().max() / MOST_POINTS) for rows in tables if len(rows)
@@ -208,6 +216,7 @@ def draw_curves(
     drawing.value_axis(y_label, drawing.panels, log=log, most=top)
     mark_all_leaving(drawing, groups, tables, top)
     drawing.step_axes()
-    drawing.note(f"mean over {width} rows", when=width > 1)
+    every_width = " to ".join(map(str, sorted({widths[0], widths[-1]})))
+    drawing.note(f"mean over {every_width} rows", when=widths[-1] > 1)
     drawing.note(f"one step in {stride} is drawn", when=stride > 1)
     return drawing.finish(title, *notes)

@@ -144,6 +144,9 @@ def final_loss_vs_depth(runs: Runs, *, options: Options) -> Chart:
     require(not drawing.rows("point").empty, "no finished run has a finite validation loss")
     left = len(runs) - len(final)
     drawing.note(f"left out: {counted('{} unfinished runs', left)}", when=left)
+    early = [run for run in final if math.isnan(final_value(run, loss_column([run])))]
+    words = f"left out: {counted('{} runs', len(early))} that diverged before a second evaluation"
+    drawing.note(words, when=early)
     return drawing.finish("Final validation loss against depth")
 
 

@@ -271,8 +271,12 @@ def training_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
 
 
 def final_value(run: Run, column: str) -> float:
-    """Return the last finite validation loss; NaN if there is none."""
-    value = last_row(run.evals, column)
+    """Return the last finite validation loss.
+
+    NaN if there is none, and for a diverged run that has only the one of its start.
+    """
+    rows = run.evals
+    value = last_row(rows[rows["step"] > 0] if has_diverged(run) else rows, column)
     return math.nan if value is None else value
 
 

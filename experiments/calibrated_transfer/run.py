@@ -38,7 +38,7 @@ def search(config: Config, name: str, given: argparse.Namespace) -> Losses:
         out=given.out,
         workers=given.workers,
     )
-    return final_losses(find_runs(given.out / name), "loss_masked")
+    return final_losses(find_runs(given.out / name))
 
 
 def main() -> None:

@@ -238,3 +238,27 @@ def test_a_metric_counts_what_its_logarithmic_axis_hides(tmp_path: Path) -> None
         chart = metric(find_runs(tmp_path), "step", "model_update", options=Options(y_scale="log"))
     assert chart.data["y"].tolist() == [0.2, 30.0]
     assert "2 points at or below 0 not shown (log axis)" in caption(chart)
+
+
+def test_a_run_that_diverged_at_once_has_no_final_loss(tmp_path: Path) -> None:
+    """Its only evaluation is that of its start, which may lie below chance."""
+    make_runs(tmp_path, depth=(6, 18), masked=2.5)
+    early = make_run(tmp_path, scheme="post_ln", state="diverged", masked=2.5)
+    table = early / "evals.csv"
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:2]))
+    chart = make_chart("final_loss_vs_depth", tmp_path)
+    assert set(rows(chart, kind="point")["series"]) == {"DeepNorm"}
+    assert "left out: 1 run that diverged before a second evaluation" in caption(chart)
+
+
+def test_curves_are_means_over_a_twentieth_of_their_steps(tmp_path: Path) -> None:
+    losses = [3.0 + (-1) ** step for step in range(200)]
+    for scheme, every in (("deepnorm", 1), ("post_ln", 20)):
+        path = make_run(tmp_path, scheme=scheme, steps=200, losses=losses)
+        head, *lines = (path / "steps.csv").read_text().splitlines(keepends=True)
+        (path / "steps.csv").write_text("".join([head, *lines[every - 1 :: every]]))
+    chart = make_chart("loss_vs_step", tmp_path)
+    assert "mean over 1 to 10 rows" in caption(chart)
+    lines = rows(chart, kind="training")
+    assert lines[lines["series"] == "Post-LN"]["y"].tolist() == [losses[19]] * 10
+    assert lines[lines["series"] == "DeepNorm"]["y"].iloc[10:-10].tolist() == [3.0] * 180

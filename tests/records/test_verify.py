@@ -14,7 +14,7 @@ from helpers.record_runs import end, make_run
 from helpers.small_runs import small
 
 import deepstack
-from deepstack.base.errors import NothingMatchedError
+from deepstack.base.errors import ResourceError
 from deepstack.config import Config, with_overrides
 from deepstack.records import Inspection, Run, RunFolder, damage, files, problems, write_end
 
@@ -291,7 +291,7 @@ def test_a_config_that_was_changed_after_the_end_labels_no_numbers(tmp_path: Pat
     assert run.damage() is None
     config.write_text(text.replace("  lr: 0.001\n", "  lr: 0.5\n"))
     assert "config.yaml: was changed after the run ended" in (Run(run.path).damage() or "")
-    with pytest.raises(NothingMatchedError, match="none of these runs can be read"):
-        deepstack.answer(run.path.parent)
+    with pytest.raises(ResourceError, match=r"config\.yaml: was changed after the run ended"):
+        deepstack.compare(run.path.parent)
     config.write_text(text)
     assert Run(run.path).damage() is None

@@ -93,7 +93,8 @@ class Content:
         for cell in cells:
             ends = list(cell.by_seed.values())
             loss = loss_of([one.loss for one in ends if one.state == "done"])
-            gain = loss_of([None if one.margin is None else -one.margin for one in ends])
+            margins = [one.margin for one in ends if one.state == "done"]
+            gain = loss_of([None if one is None else -one for one in margins])
             outcomes = [OUTCOME_WORDS.get(one.outcome or "", one.state) for one in ends]
             counts = {word: outcomes.count(word) for word in dict.fromkeys(outcomes)}
             row: dict[str, Any] = {"setting": cell.label, "N": cell.depth}

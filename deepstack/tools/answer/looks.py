@@ -79,7 +79,7 @@ class Looks:
         """The sentence on the looks of a growing study."""
         *first, last = map(str, COMPARED)
         return (
-            f"The study grew until it was decided: an open comparison is looked at with "
+            "The study grows as long as it is open: a comparison is looked at with "
             f"{', '.join(first)} and {last} seeds, and for normal differences its intervals hold "
             f"at all of these looks together with {100 * (1 - self.error):.3g} % (Pocock 1977, "
             "Biometrika 64, 191). They are wide enough that no single further seed within "

@@ -17,18 +17,23 @@ from deepstack.runs import (
     Runs,
     depth_words,
     is_of_deepstack,
+    result_of,
     scheme_label,
     values_tried,
 )
 from deepstack.tools.answer.citations import DEEPSTACK, section
 from deepstack.tools.answer.found import Found, joined
 
+FLOOR_DIGITS = 6  # decimals in nats of equal losses of chance
 FAMILIES = {
     "encoder": "Transformer encoders",
     "decoder": "Transformer decoders",
     "encoder_decoder": "Transformer encoder-decoders",
 }
-NOT_LISTED = ("name", SEED, SCHEME, "model.depth", "model.decoder_depth", LR, STEPS, TASK)
+OPTIMIZER = "train.optimizer"
+NOT_LISTED = (
+    "name", SEED, SCHEME, "model.depth", "model.decoder_depth", LR, STEPS, TASK, OPTIMIZER,
+)  # fmt: skip
 
 
 def methods_of(runs: Runs, found: Found, keys: Mapping[str, str]) -> str:
@@ -54,9 +59,9 @@ def methods_of(runs: Runs, found: Found, keys: Mapping[str, str]) -> str:
         if len(labels) > 1
         else f"We trained {joined(families)} with N = {joined(depths)} layers ({', '.join(size)}) "
         f"and the residual scheme {named[0]}.",
-        f"The task was {listed(runs, TASK)}, in sequences of {listed(runs, 'task.seq_len')} "
-        f"tokens; each run took {listed(runs, STEPS)} steps of {listed(runs, 'train.optimizer')} "
-        f"with batches of {listed(runs, 'train.batch_size')} sequences and learning rate "
+        f"The task was {listed(runs, TASK)}, in sequences of {either(runs, 'task.seq_len')} "
+        f"tokens; each run took {either(runs, STEPS)} steps of {either(runs, OPTIMIZER)} "
+        f"with batches of {either(runs, 'train.batch_size')} sequences and learning rate "
         f"{rates(runs)} ({schedule(runs)}).",
     ]
     if others := other_settings(runs):
@@ -67,14 +72,17 @@ def methods_of(runs: Runs, found: Found, keys: Mapping[str, str]) -> str:
             f"{which} began with the weights of runs trained before, whose steps and FLOPs are not "
             "among these."
         )
+    by_seed = has_data_by_seed(runs)
     seeds = [str(seed) for seed in values_tried(runs, SEED)]
     word = "seed" if len(seeds) == 1 else "seeds"
     sentences.append(
         f"Each setting was trained with the {word} {joined(seeds)}, where a seed sets the initial "
-        f"weights{' of other runs' * (started > 0)} and the order of batches."
+        f"weights{' of other runs' * (started > 0)}{', the data' * by_seed} and the order of "
+        "batches."
     )
     sentences.append(
-        "Losses are means over one held-out set at the end of training; a run counts as learning "
+        f"Losses are means over one held-out set{' for each seed' * by_seed} at the end of "
+        "training; a run counts as learning "
         f"from context if {LEARNT}."
     )
     sentences += found.sure
@@ -85,6 +93,21 @@ def methods_of(runs: Runs, found: Found, keys: Mapping[str, str]) -> str:
 def listed(runs: Sequence[Run], key: str) -> str:
     """Return the values of a setting in words."""
     return joined([value_text(value) for value in values_tried(runs, key)])
+
+
+def either(runs: Sequence[Run], key: str) -> str:
+    """Return the values of a setting of which each run has one: '8, 16 or 32'."""
+    return " or ".join(listed(runs, key).rsplit(" and ", 1))
+
+
+def has_data_by_seed(runs: Sequence[Run]) -> bool:
+    """Return whether runs that differ in the seed alone have other losses of chance."""
+    floors: dict[str, set[float]] = {}
+    for run in runs:
+        setting = {key: value for key, value in run.flat_config.items() if key != SEED}
+        if (floor := result_of(run).floor) is not None:
+            floors.setdefault(repr(setting), set()).add(round(floor, FLOOR_DIGITS))
+    return any(len(of_setting) > 1 for of_setting in floors.values())
 
 
 def heads(runs: Sequence[Run]) -> str:

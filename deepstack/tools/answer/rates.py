@@ -32,7 +32,8 @@ def movement(settings: dict[str, list[Best]], most: int, looks: Looks = FIXED) -
     if not results:
         return None
     known = {label: one for label, one in results.items() if one.exponent is not None}
-    together = max(len(results) if looks.repeated else len(known), 1)
+    asked = sum(sum(one.is_chosen for one in cells) > 1 for cells in settings.values())
+    together = max(asked if looks.repeated else len(known), 1)
     level = Looks(looks.number, looks.error / together)
     exponents = {
         label: level.widened(one.exponent, one.best[0].seeds)

@@ -6,8 +6,16 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from deepstack.base import counted, value_text
-from deepstack.runs import Best, Result, as_sentence, bests_of, nats, require, task_sentence
+from deepstack.base import counted, signed_text, value_text
+from deepstack.runs import (
+    Best,
+    Result,
+    as_sentence,
+    bests_of,
+    digits_of,
+    require,
+    task_sentence,
+)
 from deepstack.tools.answer.found import (
     MOST_NAMES,
     Found,
@@ -178,10 +186,11 @@ def nothing_more(gap: Gap) -> str:
     if not math.isfinite(gap.gap.low):
         return "More seeds would show no more: let the training use its seed."
     largest = max(abs(gap.gap.low), abs(gap.gap.high))
+    text = signed_text(largest, digits_of(gap.gap))
     percent = gap.looks.name.partition(" interval")[0]
     most = SEEDS[-1] if gap.looks.repeated else MOST_SEEDS
     return (
-        f"A difference above {nats(largest)}{gap.leader.unit} is ruled out ({percent}); to show "
+        f"A difference above {text}{gap.leader.unit} is ruled out ({percent}); to show "
         f"one as small as measured would take more than {most} seeds."
     )
 

@@ -25,6 +25,7 @@ NUMBER = r"[-+]?(?:nan|inf(?:inity)?|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]
 NUMBER_HERE = re.compile(NUMBER, re.IGNORECASE)
 NOT_FINITE = r"[-+]?(?:[nN][aA][nN]|[iI][nN][fF](?:[iI][nN][iI][tT][yY])?)"
 ENDINGS = (".json", ".jsonl", ".csv")
+LARGEST = 3.4e38  # of the numbers that logs hold
 LONGEST_SHOWN = 120  # characters of a line in a message
 LONGEST_LINE = 2**16  # characters of a line in which a pattern is looked for
 
@@ -180,10 +181,12 @@ def rising(found: Iterable[tuple[int | None, float]]) -> list[Value]:
     """Return values with rising steps, the last one last.
 
     A value without a step follows the one before it.  A step that is not above the one before it
-    begins anew there, as after a trainer has loaded its checkpoint.
+    begins anew there, as after a trainer has loaded its checkpoint.  A value that logs, which
+    are of float32, do not hold is infinite.
     """
     values: list[Value] = []
-    for step, value in found:
+    for step, number in found:
+        value = math.copysign(math.inf, number) if abs(number) > LARGEST else number
         if step is None:
             step = values[-1].step + 1 if values else 1
         while values and values[-1].step >= step:

@@ -23,6 +23,7 @@ from deepstack.runs import LEAST_SEEDS, LR, NO_INTERVAL, Runs, Series, require
 from deepstack.tools.transfer.table import (
     PUBLISHED_LAWS,
     Losses,
+    blind_note,
     can_refine,
     final_losses,
     mean_curve,
@@ -41,6 +42,9 @@ def best_lr_vs_depth(runs: Runs, *, options: Options) -> Chart:
         any(len(by_depth) > 1 for by_depth in losses.values()),
         "needs two depths, each with two learning rates and a seed that all of them share",
     )
+    for s in drawing.series:
+        note = blind_note(s.label, s.runs)
+        drawing.note(note, when=note)
     for panel, _ in drawing.arrange([None], height=2.2):
         draw_best_rates(drawing, panel, losses)
     points = drawing.rows("point")

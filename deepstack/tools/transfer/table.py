@@ -22,6 +22,7 @@ from deepstack.runs import (
     edge_of,
     failure_of,
     interval,
+    joined,
     over_samples,
     power_law,
     require,
@@ -156,18 +157,32 @@ def final_losses(runs: Sequence[Run]) -> Losses:
 
 
 def losses_of(cells: Iterable[Cell]) -> Losses:
-    """Return the final validation losses of the cells of one setting.
+    """Return the final validation losses of the cells of one setting, without blind ones.
 
     Infinite where a run diverged.  A rate at which fewer seeds learn than at another one does not
     win by its mean (`deepstack.runs.best`): there the seeds that did not learn count as infinite.
     """
     losses = {}
     for cell in cells:
+        if is_blind(cell):
+            continue
         winning = min((failure_of(each.values()) for each in cell.tried.values()), default=NOTHING)
         losses[cell.depth] = {
             rate: losses_at(by_seed, winning) for rate, by_seed in cell.tried.items()
         }
     return losses
+
+
+def is_blind(cell: Cell) -> bool:
+    """Return whether no run of a cell learns at any rate: its best rate is one of noise."""
+    outcomes = [one.outcome for by_seed in cell.tried.values() for one in by_seed.values()]
+    return all(outcomes) and "trained" not in outcomes and {*outcomes} != {"diverged"}
+
+
+def blind_note(label: str, runs: Sequence[Run]) -> str:
+    """Return that depths of a setting are left out, because no rate learns there, or ''."""
+    blind = [str(cell.depth) for cell in cells_of(map(result_of, runs)) if is_blind(cell)]
+    return f"{label}, left out: N = {joined(blind)}, where no rate learns" if blind else ""
 
 
 def losses_at(by_seed: Mapping[int, Result], winning: tuple[float, float]) -> dict[int, float]:
@@ -252,13 +267,18 @@ def transfers(runs: Runs, at: int | None = None) -> dict[str, Transfer]:
     Running and failed runs are left out.  Raises NothingMatchedError if no setting has finished
     runs of two learning rates or more with a common seed.
     """
-    ended = runs.keep(lambda run: run.state in ENDED)
+    ended = ended_runs(runs)
     results = {}
     for series in ended.series(but=[LR]):
         losses = final_losses(series.runs)
         if any(len(by_rate) > 1 for by_rate in losses.values()) and shared_seeds(losses):
             results[series.label] = transfer(losses, at=at, refines=can_refine(series.runs))
     return require(results, "needs finished runs of two learning rates with a common seed")
+
+
+def ended_runs(runs: Runs) -> Runs:
+    """Return the runs that have ended.  Raises NothingMatchedError for none."""
+    return runs.keep(lambda run: run.state in ENDED)
 
 
 def can_refine(runs: Iterable[Run]) -> bool:
@@ -285,6 +305,8 @@ def transfer_table(runs: Runs, at: int | None = None) -> tuple[list[dict[str, An
         for best in result.best
     ]
     notes = [f"{label}, {advice}" for label, each in results.items() for advice in each.advice]
+    blind = [blind_note(s.label, s.runs) for s in ended_runs(runs).series(but=[LR])]
+    notes += filter(None, blind)
     if at is not None:
         rows = [row | {"predicted": False} for row in rows]
         rows += [

@@ -12,6 +12,7 @@ import pytest
 from helpers import QUICK, ROOT
 from helpers.command_line import TINY, refusal, succeed
 from helpers.plot_runs import make_run
+from helpers.small_runs import small
 
 import deepstack
 from deepstack.config import with_overrides
@@ -206,3 +207,26 @@ def test_runs_of_a_loop_of_the_user_have_no_command_and_no_methods(tmp_path: Pat
     answer = deepstack.answer(tmp_path / "s")
     assert answer.methods == "" and not any(" sweep " in line for line in answer.repeat)
     assert "more runs" in answer.next_runs[0] and answer.next_runs[1] == []
+
+
+def test_a_diverged_run_lies_neither_below_nor_above_chance(tmp_path: Path) -> None:
+    study = schemes_study(tmp_path)
+    for seed in range(3):
+        make_run(study, scheme="pre_ln", seed=seed, state="diverged", config=SETTINGS)
+    rows = {(row["setting"], row["N"]): row["below"] for row in deepstack.answer(study).rows}
+    assert rows["Pre-LN", 6] is None and rows["DeepNorm", 6] == pytest.approx(0.753, abs=0.01)
+
+
+@pytest.mark.parametrize(("task", "words"), [("markov", ", the data and"), ("copy", "weights and")])
+def test_the_methods_say_whether_a_seed_sets_the_data(
+    task: str, words: str, tmp_path: Path
+) -> None:
+    deepstack.sweep(
+        small(task__name=task, train__steps=1),
+        {"seed": [0, 1], "train.optimizer": ["sgd", "adamw"]},
+        study="s", out=tmp_path, workers=1,
+    )  # fmt: skip
+    text = deepstack.answer(tmp_path / "s").methods
+    assert words in text and ("held-out set for each seed" in text) == (task == "markov")
+    assert "steps of adamw or sgd" in text or "steps of sgd or adamw" in text
+    assert "differed in optimizer" not in text

@@ -50,6 +50,12 @@ def test_what_is_ruled_out_names_the_most_seeds_of_its_study(looks: Looks, most:
     assert nothing_more(gap).endswith(f"would take more than {most} seeds.")
 
 
+def test_what_is_ruled_out_has_the_digits_of_the_interval() -> None:
+    losses = [2.0, 2.00002, 2.00001]
+    gap = gap_of([best("A", losses), best("B", [2.00001, 2.0, 2.00002])], Looks())
+    assert gap is not None and "above 0.00004 nats is ruled out" in nothing_more(gap)
+
+
 def test_the_spread_of_an_exponent_is_the_deviation_of_its_seeds() -> None:
     values = [0.1, 0.2, 0.3, 0.4]
     mean = mean_of(values)

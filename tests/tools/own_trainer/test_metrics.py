@@ -104,3 +104,9 @@ def test_a_sign_after_a_separator_belongs_to_the_number(before: str) -> None:
     line = f"loss{before}-0.5"
     assert number_at(line, 6) == -0.5
     assert number_at("step3-0.5", 6) == 0.5
+
+
+@pytest.mark.parametrize(("text", "number"), [("1e39", math.inf), ("4.5e281", math.inf)])
+def test_a_value_that_float32_does_not_hold_is_infinite(text: str, number: float) -> None:
+    """The loss of a trainer in float64 that diverges; logs refuse it as a number."""
+    assert values("val loss ([0-9.]+)", "val loss 3e38", f"val loss {text}")[1] == (2, number)

@@ -231,3 +231,18 @@ def test_any_setting_below_three_seeds_has_a_note(seeds: tuple[int, int], tmp_pa
         )  # fmt: skip
     shown = typed("compare", tmp_path, "--transfer", "--json")
     assert ("no interval: fewer than three seeds" in shown.stderr) == (min(seeds) < 3)
+
+
+def test_a_depth_at_which_no_rate_learns_has_no_best_rate(tmp_path: Path) -> None:
+    """Else the least of losses at chance would move the exponent."""
+    losses = {0.001: 0.2, 0.002: 0.0, 0.004: 0.1}
+    make_runs(
+        tmp_path, depth=(6, 24, 96), lr=(*losses,), seed=(0, 1, 2),
+        masked=lambda depth, lr, seed: losses[lr] + (3.3 if depth == 96 else 2.5) + 0.001 * seed,
+    )  # fmt: skip
+    done = typed("compare", tmp_path, "--transfer", "--json")
+    assert {row["depth"] for row in json.loads(done.stdout)} == {6, 24}
+    assert "DeepNorm, left out: N = 96, where no rate learns" in done.stderr
+    chart = make_chart("best_lr_vs_depth", tmp_path)
+    assert set(rows(chart, kind="point")["x"]) == {6, 24}
+    assert "left out: N = 96, where no rate learns" in caption(chart)
