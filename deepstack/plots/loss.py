@@ -17,7 +17,7 @@ from deepstack.plots.panel import Panel
 from deepstack.plots.style import DASHES, axis_number, shades, tried_axis
 from deepstack.records import Run
 from deepstack.runs.cells import runs_by_rate
-from deepstack.runs.loss_text import context_free_loss
+from deepstack.runs.loss_text import context_free_loss, in_nats
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import LR, TASK, depths_of, require
 from deepstack.runs.statistics import (
@@ -49,7 +49,7 @@ def draw_levels(panel: Panel, levels: list[tuple[str, float]]) -> None:
 
 def loss_label(runs: Sequence[Run]) -> str:
     """Return the label of the axis of the final validation loss."""
-    return f"{VALIDATION}{mask_note(runs)} (nats)"
+    return in_nats(runs, f"{VALIDATION}{mask_note(runs)}")
 
 
 class LossScale(NamedTuple):
@@ -101,7 +101,7 @@ def loss_vs_step(runs: Runs, *, options: Options) -> Chart:
         runs,
         "loss",
         title="Loss against step",
-        y_label="loss (nats)",
+        y_label=in_nats(runs, "loss"),
         options=options,
         prepare=draw_all_levels,
         kind="training",

@@ -87,8 +87,9 @@ def update_label(runs: Sequence[Run], column: str) -> str:
 
 
 def draw_unrelated(panel: Panel, group: Group, column: str) -> None:
-    """Draw the distances of unrelated states in this panel, at most three."""
+    """Draw the distances of unrelated states in this panel if they are at most three."""
     words = typeset("√2·‖F_0‖") if column == "model_update" else "√2"
     distances = sorted(unrelated_distance(run, column) for run in group.runs)
-    for value in distinct_levels(distances):
+    levels = distinct_levels(distances, most=4)
+    for value in levels if len(levels) <= 3 else ():
         panel.level(value, "unrelated states", f"unrelated states, {words}")

@@ -29,6 +29,7 @@ from typing import Any
 from deepstack.base.text import value_text
 from deepstack.records import Run
 from deepstack.runs.cells import BySeed, Cell, cells_of
+from deepstack.runs.loss_text import in_nats
 from deepstack.runs.outcomes import Result
 
 LOWEST, HIGHEST = "lowest", "highest"
@@ -123,8 +124,7 @@ class Best:
     @property
     def unit(self) -> str:
         """' nats', the unit of the losses, or '' for a metric of another trainer."""
-        columns = self.runs[0].columns.get("columns", {}) if self.runs else {}
-        return " nats" if columns.get("loss", {}).get("unit", "nats") == "nats" else ""
+        return " nats" if in_nats(self.runs[:1], "") else ""
 
     @property
     def runs(self) -> list[Run]:

@@ -91,3 +91,10 @@ def reference_name(stated: Mapping[str, Any]) -> str:
 def known(value: Any) -> float | None:
     """Return a finite number, or None for anything else."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def in_nats(runs: Sequence[Run], text: str) -> str:
+    """Return a text with the unit of the losses of runs, but not for another trainer's metric."""
+    columns = [run.columns.get("columns", {}).get("loss", {}) for run in runs]
+    units = {str(one.get("unit", "nats")) for one in columns}
+    return f"{text} (nats)" if units <= {"nats"} else text

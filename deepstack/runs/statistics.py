@@ -294,14 +294,14 @@ def mean_levels(runs: Sequence[Run], value: Callable[[Run], float | None]) -> li
     return distinct_levels(mean_of(values).value for values in tasks.values())
 
 
-def distinct_levels(values: Iterable[float | None]) -> list[float]:
-    """Return the first three finite values that differ by more than one percent."""
+def distinct_levels(values: Iterable[float | None], most: int = 3) -> list[float]:
+    """Return the first finite values that differ by more than one percent, at most so many."""
     levels: list[float] = []
     for value in values:
         if value is not None and math.isfinite(value):
             if not any(math.isclose(value, level, rel_tol=0.01) for level in levels):
                 levels.append(value)
-    return levels[:3]
+    return levels[:most]
 
 
 def _stated(run: Run, name: str) -> float | None:

@@ -103,15 +103,20 @@ def uncounted_text(margin: Margin) -> str:
     names = list(dict.fromkeys(one.label for one in margin.uncounted))
     if not names:
         return ""
-    shown = ", ".join(names[:MOST_UNCOUNTED])
+    return f"; not counted, without an interval: {shortened(names)}"
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Return the first names, and the number of the others."""
     more = f" and {len(names) - MOST_UNCOUNTED} more" if len(names) > MOST_UNCOUNTED else ""
-    return f"; not counted, without an interval: {shown}{more}"
+    return ", ".join(names[:MOST_UNCOUNTED]) + more
 
 
 def lead_sentence(rows: Sequence[Best]) -> str | None:
     """Return the sentence on the best setting of the greatest depth; None without two losses."""
     deepest = max((one.depth for one in rows), default=0)
-    margin = margin_of([one for one in rows if one.depth == deepest])
+    cells = [one for one in rows if one.depth == deepest]
+    margin = margin_of(cells)
     if margin is None:
         return None
     several_depths = any(one.depth < deepest for one in rows)
@@ -120,7 +125,10 @@ def lead_sentence(rows: Sequence[Best]) -> str | None:
     clause = as_sentence(margin_clause(margin, several_depths, is_better=verb))
     blind = margin.leader.is_judged and not margin.leader.learnt
     nothing = f"{margin.leader.label} has learned nothing from context" if blind else ""
-    return "; ".join(filter(None, [clause, nothing, UNCOUNTED if looks else ""])) + "."
+    ends = {one.label: [end.state for end in one.by_seed.values()] for one in cells}
+    gone = [label for label, states in ends.items() if "diverged" in states]
+    diverged = f"not compared, with diverged runs: {shortened(gone)}" if gone else ""
+    return "; ".join(filter(None, [clause, nothing, diverged, UNCOUNTED if looks else ""])) + "."
 
 
 def has_looks(runs: Sequence[Run]) -> bool:

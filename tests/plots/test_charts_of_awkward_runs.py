@@ -1,5 +1,6 @@
 """Charts of awkward folders: nothing in them misleads a reader of a paper, or cannot be read."""
 
+import json
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -262,3 +263,26 @@ def test_curves_are_means_over_a_twentieth_of_their_steps(tmp_path: Path) -> Non
     lines = rows(chart, kind="training")
     assert lines[lines["series"] == "Post-LN"]["y"].tolist() == [losses[19]] * 10
     assert lines[lines["series"] == "DeepNorm"]["y"].iloc[10:-10].tolist() == [3.0] * 180
+
+
+def test_a_metric_of_another_trainer_has_no_unit_on_its_axis(tmp_path: Path) -> None:
+    for depth in (6, 18):
+        path = make_run(tmp_path, depth=depth, masked=None)
+        columns = json.loads((path / "columns.json").read_text())
+        columns["columns"]["loss"] = {"symbol": "mse", "unit": ""}
+        (path / "columns.json").write_text(json.dumps(columns))
+    for name in ("final_loss_vs_depth", "loss_vs_step"):
+        assert "nats" not in caption(make_chart(name, tmp_path))
+
+
+@pytest.mark.parametrize(("sizes", "drawn"), [((8.0, 16.0, 32.0), 3), ((8.0, 16.0, 32.0, 64.0), 0)])
+def test_lines_of_unrelated_states_are_drawn_for_all_widths_or_none(
+    sizes: tuple[float, ...], drawn: int, tmp_path: Path
+) -> None:
+    for number, size in enumerate(sizes):
+        path = make_run(tmp_path, config={"model.d_model": 8 * 2**number})
+        columns = json.loads((path / "columns.json").read_text())
+        (path / "columns.json").write_text(json.dumps(columns | {"f0_norm": size}))
+        path.rename(path.with_name(f"{path.name}-{number}"))
+    levels = rows(make_chart("update_vs_step", tmp_path), kind="level")
+    assert len(set(levels["y"])) == drawn

@@ -58,6 +58,16 @@ def test_a_leader_that_has_learned_nothing_is_said_to(above: float, end: str) ->
     assert text is not None and text.startswith("a is better than b") and text.endswith(end)
 
 
+def test_settings_with_diverged_runs_are_named_as_not_compared(tmp_path: Path) -> None:
+    for scheme, losses in (("deepnorm", FIRST), ("pre_ln", SECOND), ("rezero", THIRD)):
+        for seed, loss in losses.items():
+            state = "diverged" if (scheme, seed) == ("rezero", 2) else "done"
+            make_run(tmp_path, scheme=scheme, seed=seed, masked=loss, state=state)
+    text = lead_sentence(Runs.below(tmp_path).bests())
+    assert text is not None and text.startswith("DeepNorm is better than Pre-LN: it ends")
+    assert text.endswith("pairs of seeds); not compared, with diverged runs: ReZero.")
+
+
 def test_a_single_seed_as_low_as_the_rival_is_the_rival() -> None:
     rare = cell("rare", {0: sum(SECOND.values()) / 3})
     margin = margin_of([cell("first", FIRST), cell("second", SECOND), rare])

@@ -64,29 +64,49 @@ def between_clause(gap: Gap, depths: Sequence[int]) -> str:
     return f"{depths_text(between)} between them {'are' if between[1:] else 'is'} not compared"
 
 
-def one_rate_caveats(gap: Gap) -> tuple[str, str]:
-    """Return a clause and a sentence on a comparison at one learning rate of each setting, or ''.
+def one_rate_caveats(gap: Gap, compared: Sequence[Best]) -> tuple[str, str]:
+    """Return a clause and a sentence on comparisons at one learning rate of each setting, or ''.
+
+    compared: all settings at the depth of the comparison.
 
     The clause is for the sentence of an answer on two optimizers, the sentence is for two schemes.
     """
-    cells = (gap.leader, gap.rival)
-    rates = [rate for cell in cells for rate in cell.tried if math.isfinite(rate)]
-    if len(rates) != 2 or any(len(cell.tried) != 1 for cell in cells):
-        return "", ""
+    leader = gap.leader
+    others = [one for one in (gap.rival, *compared) if not one.same_cell(leader)]
+    if other := other_at_one_rate(leader, others, "optimizer"):
+        at, add = one_rate_texts(leader, other)
+        return f"compared {at} alone, and an optimizer's best rate may differ: {add}", ""
+    if other := other_at_one_rate(leader, others, "scheme"):
+        at, add = one_rate_texts(leader, other)
+        text = f"The schemes are compared {at} alone, and a scheme's best rate may differ: {add}."
+        return "", text
+    return "", ""
+
+
+def other_at_one_rate(leader: Best, others: Sequence[Best], name: str) -> Best | None:
+    """Return the first setting with another optimizer or scheme and a single rate, as the leader's.
+
+    name: of the attribute of results.
+    """
+
+    def kind(one: Best) -> str:
+        return str(getattr(next(iter(one.by_seed.values())), name))
+
+    def has_one_rate(one: Best) -> bool:
+        return len(one.tried) == 1 and all(map(math.isfinite, one.tried))
+
+    differing = (one for one in others if has_one_rate(one) and kind(one) != kind(leader))
+    return next(differing, None) if has_one_rate(leader) else None
+
+
+def one_rate_texts(leader: Best, other: Best) -> tuple[str, str]:
+    """Return 'at the rate 0.001', and the rates around to add."""
+    rates = [*leader.tried, *other.tried]
     at = f"at the rate {value_text(rates[0])}"
     if rates[0] != rates[1]:
-        at += f" of {gap.leader.label} and {value_text(rates[1])} of {gap.rival.label}"
+        at += f" of {leader.label} and {value_text(rates[1])} of {other.label}"
     around = sorted({float(f"{rate * factor:.3g}") for rate in rates for factor in (0.5, 1, 2)})
-    add = f"add the rates {', '.join(map(value_text, around))}"
-    first, second = (next(iter(cell.by_seed.values())) for cell in cells)
-    if first.optimizer != second.optimizer:
-        return f"compared {at} alone, and an optimizer's best rate may differ: {add}", ""
-    if first.scheme != second.scheme:
-        return (
-            "",
-            f"The schemes are compared {at} alone, and a scheme's best rate may differ: {add}.",
-        )
-    return "", ""
+    return at, f"add the rates {', '.join(map(value_text, around))}"
 
 
 def runs_that_decide(gap: Gap) -> More | None:

@@ -110,7 +110,8 @@ def about_several(
         text = where or f"the losses of these settings cannot be compared{divergences(every)}"
         found = Found("depths", "", bool(judged))
     else:
-        optimizers, schemes = one_rate_caveats(gap)
+        compared = [cell for cell in every if len(settings) > 1 and cell.depth == depths[-1]]
+        optimizers, schemes = one_rate_caveats(gap, compared)
         margin = gap_clause(gap, not one_depth)
         clauses = [margin, where] if one_depth else [where, margin]
         text = "; ".join(filter(None, [*clauses, between_clause(gap, depths), optimizers]))

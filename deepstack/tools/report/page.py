@@ -31,7 +31,7 @@ from deepstack.base import (
 )
 from deepstack.config import yaml_of
 from deepstack.plots import CHARTS, Chart, Options, csv_bytes, read_reference, render, try_chart
-from deepstack.records import Run, followed, replace, writable
+from deepstack.records import ENDED, Run, followed, replace, writable
 from deepstack.runs import (
     FAR,
     LEARNT,
@@ -248,7 +248,7 @@ def section_of(
         "name": name,
         "title": title_of(runs, runs.series()),
         "states": tally(run.state for run in runs),
-        "notes": [note_on(run) for run in runs if run.state != "done"],
+        "notes": [note_on(run) for run in runs if run.state not in ENDED],
         "rows": rows,
         "runs": [
             row | {"path": path and os.path.relpath(run.path, path.resolve().parent)}
@@ -289,7 +289,7 @@ def environment_of(run: Run) -> dict[str, Any]:
 
 
 def note_on(run: Run) -> str:
-    """Return a note on a run that failed, diverged or has not ended."""
+    """Return a note on a run that failed or has not ended."""
     if run.state in ("running", "interrupted"):
         return f"{run.name}: {run.state}, not at its end"
     why = " ".join(str(run.status.get("error") or "").split())

@@ -63,3 +63,15 @@ def test_the_spread_of_an_exponent_is_the_deviation_of_its_seeds() -> None:
     rates = [BestRate(depth, rate, 2.0, "", 4) for depth in (6, 24)]
     exponent = UNKNOWN._replace(value=mean.value, low=mean.low, high=mean.high)
     assert spread_of(Transfer(rates, exponent, {})) == (4, pytest.approx(statistics.stdev(values)))
+
+
+@pytest.mark.parametrize(("third", "warns"), [("adamw", False), ("sgd", True)])
+def test_one_rate_of_any_compared_optimizer_is_named(third: str, warns: bool) -> None:
+    """The nearest rival has the leader's optimizer; a third setting may have another."""
+    every = [
+        one._replace(optimizer="adamw")
+        for name, losses in (("A", [2.0, 2.1, 2.2]), ("B", [2.3, 2.4, 2.5]))
+        for one in results(name, losses)
+    ]
+    every += [one._replace(optimizer=third) for one in results("C", [2.8, 2.9, 3.0])]
+    assert ("an optimizer's best rate may differ" in find(every).sentence) == warns

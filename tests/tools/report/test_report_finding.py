@@ -159,3 +159,11 @@ def test_a_short_key_chooses_settings(tmp_path: Path, monkeypatch: pytest.Monkey
     for key in ("lr", "train.lr"):
         text = Page(report(tmp_path, best=[key])).text
         assert "it is undecided which of" not in text  # one scheme, one chosen rate
+
+
+def test_a_diverged_run_is_a_result_and_not_an_undone_one(tmp_path: Path) -> None:
+    make_run(tmp_path, masked=2.5)
+    make_run(tmp_path, scheme="post_ln", state="diverged")
+    make_run(tmp_path, scheme="pre_ln", state="interrupted")
+    text = Page(report(tmp_path)).text
+    assert "1 not done" in text and "interrupted, not at its end" in text
