@@ -11,6 +11,7 @@ from helpers.small_runs import small
 import deepstack
 from deepstack import config as conf
 from deepstack.base.errors import ConfigError
+from deepstack.config.width import nearest_width, parameters_at
 from deepstack.model import build_model
 from deepstack.sweeps import expand, plan
 
@@ -138,3 +139,14 @@ def test_one_number_of_parameters_is_checked_at_the_depths_of_the_sweep_alone() 
     assert found == {2: 14, 4: 10}
     with pytest.raises(ConfigError, match="at 48 layers"):
         expand(conf.parse_study(text, overrides=settings[1:]))
+
+
+@pytest.mark.parametrize(("positions", "step"), [("learned", 2), ("rotary", 4)])
+def test_a_width_of_rotary_positions_has_even_heads(positions: str, step: int) -> None:
+    model = small(model__positions=positions, model__n_heads=2, model__depth=2).model
+    for wanted in (20_000, 50_000, 100_000):
+        width = nearest_width(model, wanted)
+        assert width % step == 0
+        odd = [parameters_at(model, width + sign * step) for sign in (-1, 1)]
+        here = parameters_at(model, width)
+        assert all(abs(here - wanted) <= abs(other - wanted) for other in odd)

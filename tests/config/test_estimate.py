@@ -12,7 +12,7 @@ from helpers.small_runs import SMALL, data_of, interrupted, small
 import deepstack
 from deepstack import config as conf
 from deepstack.base.errors import ConfigError, ResourceError
-from deepstack.config import estimate
+from deepstack.config import estimate, with_overrides
 from deepstack.config.instruments import specs
 from deepstack.config.load import example
 from deepstack.model import with_steps
@@ -211,3 +211,12 @@ def test_recomputation_counts_the_modules_that_it_imports() -> None:
     ]
     terms = [conf.memory_terms(config)["Python and torch"] for config in every]
     assert 0.7 < (terms[1] - terms[0]) / measured < 1.4
+
+
+def test_the_largest_size_that_fits_has_two_digits() -> None:
+    config = with_overrides(conf.Config(), {"model.depth": 1000})
+    for most, stated in ((437, 430), (43, 43), (4, 4), (999, 990)):
+        fits = estimate.largest_size(
+            config, "model.depth", lambda one, n=most: one.model.depth <= n
+        )
+        assert fits == stated

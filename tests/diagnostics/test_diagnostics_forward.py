@@ -7,6 +7,7 @@ norms and layers, the q and k of every softmax, and the matrix of every product.
 import math
 from itertools import combinations
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +25,10 @@ from deepstack.base.errors import ConfigError
 from deepstack.diagnostics import DIAGNOSTICS, evaluate, take
 from deepstack.diagnostics.jacobian import DRAWS, jacobian_norms
 from deepstack.diagnostics.snapshot import stream_states
+from deepstack.diagnostics.stream import kurtosis as stream_kurtosis
 from deepstack.diagnostics.streams import stream_mixing
-from deepstack.schemes import SCHEMES, Scheme
+from deepstack.diagnostics.sublayer_statistics import norm_slope
+from deepstack.schemes import SCHEMES, LayerNorm, Scheme
 
 QK_NORM = {"model__qk_norm": True, "model__gated": True, "model__activation": "silu"}
 ROTARY = QK_NORM | {"model__positions": "rotary"}
@@ -351,3 +354,17 @@ def test_attention_statistics_follow_the_logits_in_every_scheme(scheme: str) -> 
             files = (f"attention_entropy_{name}", f"largest_logit_{name}")
             values = [logged[file][index].item() for file in files]
             assert values == pytest.approx(wanted, rel=1e-4), (family, index, name)
+
+
+def test_the_kurtosis_of_equal_coordinates_is_0() -> None:
+    snapshot: Any = SimpleNamespace(states=torch.ones(3, 2, 1, 4))
+    snapshot.states[2, 0, 0] = torch.tensor([1.0, -1.0, 1.0, -1.0])  # kurtosis 1, beside one of 0
+    assert stream_kurtosis(snapshot).tolist() == [0.0, 0.5]
+
+
+def test_the_slope_of_a_norm_includes_its_epsilon() -> None:
+    norm = LayerNorm(4, eps=1e-5, gain=True, bias=False)
+    norm.gain = torch.nn.Parameter(torch.ones(4))
+    z = 1e-3 * torch.tensor([1.0, -1.0, 1.0, -1.0])
+    slope = norm_slope(z[None, None], [norm]).item()
+    assert slope == pytest.approx((1e-6 + 1e-5) ** -0.5, rel=1e-4)

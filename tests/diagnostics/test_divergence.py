@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from helpers.small_runs import logs_of, small
 
 import deepstack
 from deepstack.config import Train, with_overrides
-from deepstack.diagnostics import culprit
+from deepstack.diagnostics import culprit, divergence
 from deepstack.model import build_model
 
 TOKENS = torch.arange(32).reshape(2, 16)
@@ -106,3 +107,12 @@ def test_a_replayed_run_names_the_same(tmp_path: Path, monkeypatch: pytest.Monke
         end = run.status["step"], run.status["quantity"], run.status["found_in"]
         assert end == (6, "model_update", "none")
         assert logs_of(run)["steps.csv"] == logs_of(runs[0])["steps.csv"]
+
+
+def test_the_first_bad_layer_of_any_part_of_a_batch_is_blamed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(divergence, "first_bad_layer", lambda model, tokens: [int(tokens[0, 0])])
+    parts: Any = [torch.full((1, 2), 3), torch.full((1, 2), 2)]
+    built: Any = SimpleNamespace(model=None)
+    assert culprit(built, parts, None) == ("forward", 2)

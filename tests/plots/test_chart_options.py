@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, without_layout, words
 from matplotlib.collections import LineCollection
@@ -12,6 +13,7 @@ import deepstack
 from deepstack.base.errors import ConfigError
 from deepstack.cli.plot_command import joined_notes
 from deepstack.plots import Options, draw, figure, plot, save
+from deepstack.plots.curves import thinned, top_near_start
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.style import ORDER, scheme_style
 from deepstack.records import find_runs
@@ -236,3 +238,13 @@ def test_charts_that_runs_do_not_allow_share_a_line() -> None:
     others, line = joined_notes(notes)
     assert others == notes[1] and line.endswith("reasons): a, b") and "2 charts" in line
     assert joined_notes(notes[:2]) == notes[:2]
+
+
+def test_a_thinned_curve_keeps_its_last_row() -> None:
+    rows = pd.DataFrame({"curve": [0] * 6 + [1] * 5, "x": [*range(6), *range(5)]})
+    assert thinned(rows, 4)["x"].tolist() == [0, 4, 5, 0, 4]
+
+
+def test_the_view_reaches_the_highest_start_of_the_curves() -> None:
+    low, high = (pd.DataFrame({"curve": 0, "y": y}) for y in ([3.0, 1.0], [4.0, 9.0]))
+    assert 4.0 < top_near_start([low, high]) == top_near_start([high, low]) < 9.0

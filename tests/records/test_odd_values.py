@@ -1,6 +1,7 @@
 """Any value in the files of a run folder: commands name the run, and show the other runs."""
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from helpers.plot_runs import make_run, without_layout
 from deepstack.cli.commands import find_commands
 from deepstack.cli.run_watcher import RunWatcher
 from deepstack.records import RunFolder
+from deepstack.records.file_values import damage_error, is_logged
 from deepstack.runs import Runs
 from deepstack.runs.trackers import known_trackers
 
@@ -164,3 +166,17 @@ def test_no_value_ends_the_page_of_a_server(
         assert server.update()
         page = server.page.decode()
     assert "sound" in page and "is left out" in page
+
+
+@pytest.mark.parametrize("file", ["analysis/depth/values.csv", "layers/a.npy", "steps.csv"])
+def test_the_message_on_a_damaged_file_names_its_run(file: str) -> None:
+    assert str(damage_error(Path("run") / file, "x")).endswith("`deepstack verify run` says more")
+
+
+@pytest.mark.parametrize(
+    ("log", "number", "right"),
+    [("timing", -1.0, False), ("timing", 0.0, True), ("timing", math.inf, False),
+     ("steps", -1.0, True), ("steps", math.nan, True), ("steps", 1e39, False)],
+)  # fmt: skip
+def test_times_are_finite_and_not_negative(log: str, number: float, right: bool) -> None:
+    assert is_logged(Path(f"{log}.csv"), number) == right

@@ -14,7 +14,7 @@ from deepstack.config import LR
 from deepstack.runs import Best, Cell, Result, Runs, margin_clause, margin_of, mean_of
 from deepstack.runs.captions import follows_depth, versions_notes
 from deepstack.runs.fit import Fit, is_power
-from deepstack.runs.spikes import moved_clause
+from deepstack.runs.spikes import factor_text, moved_clause
 from deepstack.runs.update_growth import Growth, Local
 from deepstack.runs.words import growth_sentence, lead_sentence, rate_sentence
 
@@ -157,3 +157,17 @@ def test_two_versions_of_a_script_are_named_and_one_is_not() -> None:
     assert versions_notes(runs("a", "a")) == []
     (note,) = versions_notes(runs("a", "b", "a"))
     assert note.startswith("the runs had 2 versions of t.py")
+
+
+@pytest.mark.parametrize(
+    ("factor", "text"), [(7.34, "7.3"), (99.96, "100.0"), (123.4, "123"), (46523.0, "46,523")]
+)
+def test_a_large_factor_has_no_decimals(factor: float, text: str) -> None:
+    assert factor_text(factor) == text
+
+
+@pytest.mark.parametrize(
+    ("error", "text"), [(0.03, "0.52 ± 0.03"), (0.003, "0.520 ± 0.003"), (0.006, "0.52 ± 0.01")]
+)
+def test_an_exponent_has_the_decimals_of_its_error(error: float, text: str) -> None:
+    assert str(Fit(0.52, error, 0.0, 4, 3)) == text

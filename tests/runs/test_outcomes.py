@@ -4,8 +4,10 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 from helpers import ROOT
 from helpers.command_line import typed
@@ -19,7 +21,7 @@ from deepstack.cli.finding import run_finding
 from deepstack.records import EVALS_COLUMNS, Run
 from deepstack.runs.intervals import student
 from deepstack.runs.outcomes import CLEAR, FAR, LEARNT, margin, outcome, result_of
-from deepstack.runs.statistics import context_free_loss
+from deepstack.runs.statistics import context_free_loss, has_mask_loss, loss_column
 
 UNIGRAM = 2.5
 # How far from the unigram a run of each outcome ends.
@@ -283,3 +285,21 @@ def test_readers_see_plain_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     entries = json.loads(typed("compare", tmp_path, "--json").stdout)
     assert [row["outcome"] for row in entries] == [f"1 {result}" for result in ENDS]
     assert "‖ΔF‖" in printed and {row["update_measure"] for row in entries} == {"‖ΔF‖"}
+
+
+def test_losses_on_hidden_tokens_count_where_all_runs_have_them() -> None:
+    runs: Any = [
+        SimpleNamespace(evals=pd.DataFrame({"loss_masked": [1.0], "loss": [1.0]})),
+        SimpleNamespace(evals=pd.DataFrame({"loss": [1.0]})),
+    ]
+    assert has_mask_loss(runs[:1]) and not has_mask_loss(runs)
+    assert [loss_column(runs[:1]), loss_column(runs)] == ["loss_masked", "loss"]
+
+
+def test_the_width_of_a_box_is_the_share_of_its_seeds(tmp_path: Path) -> None:
+    for seed, loss in enumerate((2.5, 2.6, 3.3)):
+        for scheme in ("deepnorm", "post_ln"):
+            make_run(tmp_path, scheme=scheme, seed=seed, masked=loss)
+    (axes,) = make_chart("outcomes", tmp_path).figure.axes
+    widths = [patch.get_width() for patch in axes.patches]
+    assert widths[0] == pytest.approx(2 * widths[1]) and len(widths) == 4

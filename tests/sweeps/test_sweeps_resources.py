@@ -140,3 +140,11 @@ for limit in (6, 24):
 def test_memory_beyond_the_limit_raises_and_below_it_does_not() -> None:
     ended = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True)
     assert ended.stdout.split() == ["RuntimeError", "MemoryError", "6", "6"], ended.stderr
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_a_run_on_a_gpu_reserves_the_host_memory_of_its_parameters(has_gpu: bool) -> None:
+    config = with_overrides(Config(), {"runtime.device": "auto"})
+    cell = Cell(config, RunFolder("x"), "new", parameters=10**9, memory=10**9)
+    needed = cell.requirements(has_gpu=has_gpu)
+    assert needed.memory == (4 * 2**30 + 6 * 10**9 if has_gpu else 1.5 * 10**9)

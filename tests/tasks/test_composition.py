@@ -18,7 +18,7 @@ from deepstack.base.errors import ConfigError
 from deepstack.config import Config, digest, with_overrides
 from deepstack.model import with_defaults, without_defaults
 from deepstack.tasks import IGNORE, TASKS, Batch, build_task
-from deepstack.training.evaluation import Evaluation
+from deepstack.training.evaluation import Evaluation, accuracies
 
 
 @pytest.mark.parametrize(
@@ -216,3 +216,8 @@ def test_a_run_logs_accuracies_and_a_chart_shows_the_largest_k(tmp_path: Path) -
     make_run(tmp_path / "two", depth=18, seed=0, solved=8)
     points = rows(make_chart("solved_vs_depth", tmp_path / "two"), kind="point")
     assert points[["x", "y", "n"]].to_numpy().tolist() == [[6, 4, 2], [18, 8, 1]]
+
+
+def test_a_k_above_an_unsolved_one_does_not_count_as_solved() -> None:
+    right, steps = np.array([True, False, True]), np.array([1, 2, 3])
+    assert accuracies(right, steps, (1, 2, 3))["solved"] == 1

@@ -223,3 +223,14 @@ def test_a_small_share_of_a_huge_text_takes_little_memory() -> None:
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()
     assert halves.record == {"by": "blocks", "length": 78, "count": 128}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "share", "window", "by"),
+    [([4000] * 12, 0.9, 16, "blocks"), ([20] * 200, 0.1, 64, "blocks")],
+)
+def test_few_files_and_files_below_a_window_are_divided_by_blocks(
+    sizes: list[int], share: float, window: int, by: str
+) -> None:
+    tokens = np.random.default_rng(0).integers(0, 256, sum(sizes)).astype(np.uint8)
+    assert split([Part(tokens)], sizes, share, window).record["by"] == by

@@ -15,7 +15,7 @@ from helpers.configs import config_with
 from deepstack.base.errors import ConfigError, PluginError
 from deepstack.config import with_overrides
 from deepstack.tasks import IGNORE, TASKS, Batch, Task, build_task, task, task_of, task_options
-from deepstack.tasks.markov import random_chain, stationary_distribution, walk
+from deepstack.tasks.markov import markov, random_chain, stationary_distribution, walk
 from deepstack.tasks.task import STRUCTURE, choose_positions
 from deepstack.tasks.text import read_corpus
 
@@ -299,3 +299,11 @@ def test_a_cut_window_put_together_is_text() -> None:
 def test_a_decoder_of_text_predicts_the_next_byte() -> None:
     batch = task_of(config(model__family="decoder", task__name="text")).train_batch(3, 4)
     assert (batch.inputs[:, 1:] == batch.targets[:, :-1]).all() and batch.masked.all()
+
+
+def test_the_unigram_of_a_chain_is_of_the_words_that_are_predicted() -> None:
+    """An encoder-decoder predicts words, which are not in the order of the states."""
+    chain = markov(seq_len=8, seed=0, family="encoder_decoder", states=4)
+    targets = chain.draw(np.random.default_rng(0), 4000, False).targets
+    shares = np.bincount(targets.ravel(), minlength=4)[:4] / targets.size
+    assert shares == pytest.approx(np.asarray(chain.unigram)[:4], abs=0.02)

@@ -331,3 +331,10 @@ def test_power_iteration_is_as_exact_as_it_says() -> None:
     assert spectral_norms(torch.zeros(2, 4, 4)).tolist() == [0.0, 0.0]
     assert spectral_norms(torch.full((1, 4, 4), torch.nan)).isnan().all()
     assert torch.equal(spectral_norms(W), spectral_norms(W))
+
+
+@pytest.mark.parametrize(
+    ("values", "rate"), [([1, math.e], 1), ([1, math.e, 0], 1), ([1, math.e**3, 0, 0], 3)]
+)
+def test_two_layers_have_a_growth(values: list[float], rate: float) -> None:
+    assert growth(np.array([values], dtype=float)) == pytest.approx([rate])
